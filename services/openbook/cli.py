@@ -47,6 +47,9 @@ app.add_typer(experiment_app, name="experiment")
 app.command()(doctor)
 app.command()(plan)
 
+SERVE = (["up"], ["index"], ["deploy"], ["demo"])
+"""Commands whose logs, and those of the processes that they start, have gRPC's own words too."""
+
 Config = Annotated[Path | None, typer.Option(help="YAML settings; OPENBOOK_<SECTION>__<KEY> in the environment wins.")]
 
 
@@ -645,6 +648,8 @@ def main() -> None:
     # Read when torch and FAISS are imported. Threads that spin while they wait take the cores from those that work:
     # encoding on two busy cores got twice as slow.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if sys.argv[1:2] not in SERVE:
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # the error says why; gRPC says so too, in lines of its own
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # passages have letters that the terminal's encoding may not have
     try:

@@ -2,9 +2,12 @@
 
 import asyncio
 import http.server
+import os
 import re
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -145,6 +148,15 @@ def refused(served: Edge, context: ssl.SSLContext) -> bool:
     return False
 
 
+def asked(server: str, *options: str) -> str:
+    """What `openbook ask` says on standard error where it fails."""
+    command = [sys.executable, "-m", "openbook.cli", "ask", "who", "--server", server, *options]
+    env = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    return done.stderr
+
+
 @pytest.fixture(scope="module")
 def ca() -> trustme.CA:
     return trustme.CA()
@@ -267,11 +279,13 @@ def test_with_a_client_ca_only_its_holders_connect(ca: trustme.CA, behind: tuple
         context = ssl.create_default_context(cafile=served.ca)
         with pytest.raises(httpx.TransportError):
             served.get(verify=context)
-        with Client(f"127.0.0.1:{served.grpc}", 5, tls_ca=served.ca) as nobody, pytest.raises(ShardUnavailable):
-            nobody.answer("who")
+        told = asked(f"127.0.0.1:{served.grpc}", "--tls-ca", str(served.ca))
+        assert re.fullmatch(
+            r"openbook: failed to connect .*; it may want a certificate of yours, .*: tls_cert, --tls-cert\n", told
+        )
         serving = ServingSettings(tls=served.files, http_port=served.http, grpc_port=served.grpc)
-        told, expiry, over_grpc = look.endpoint(serving)
-        assert (told.level, told.says) == (
+        ready, expiry, over_grpc = look.endpoint(serving)
+        assert (ready.level, ready.says) == (
             Level.WELL,
             "asks for a client certificate, so not asked whether it is ready",
         )
