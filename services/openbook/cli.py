@@ -22,6 +22,7 @@ from openbook.keys import keys_app
 from openbook.loadtest.command import loadtest, loadtest_merge
 from openbook.passages import passages_app
 from openbook.planning.command import plan
+from openbook.reaching import TLS, Ca, Cert, Key, Tls, client
 
 if TYPE_CHECKING:
     from openbook.config import IndexClientSettings
@@ -439,25 +440,23 @@ def ask(
     min_probability: Annotated[float | None, typer.Option(help="Hold back answers less probable.")] = None,
     min_confidence: Annotated[float | None, typer.Option(help="Hold back answers less surely right.")] = None,
     request_id: Annotated[str | None, typer.Option(help="Returned, and written in the logs.")] = None,
-    tls_ca: Annotated[Path | None, typer.Option(help="Who signs the endpoint's certificate, PEM; none: plain.")] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Our own certificate, PEM, if it asks for one.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Of our certificate, PEM.")] = None,
+    tls: Tls = False,
+    tls_ca: Ca = None,
+    tls_cert: Cert = None,
+    tls_key: Key = None,
 ) -> None:
     """Ask a running system. Shows the answer with its passages, priors, posteriors and timings.
 
     Where a key is needed, it is taken from OPENBOOK_API_KEY.
     """
-    from openbook.client import Client
     from openbook.core.types import OwnPassage
     from openbook.terminal import print_answer
 
-    about_us = ("question", "server", "timeout_s", "tls_ca", "tls_cert", "tls_key")
-    # Not an option: everybody on this machine would see it in the list of processes.
-    api_key = os.environ.get("OPENBOOK_API_KEY")
-    with Client(server, timeout_s, api_key, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key) as client:
+    about_us = ("question", "server", "timeout_s", *TLS)
+    with client(server, context.params, timeout_s) as endpoint:
         asked = {name: value for name, value in context.params.items() if name not in about_us}
         asked["passages"] = [OwnPassage(text) for text in passages or ()]
-        print_answer(question, client.answer(question, **asked))
+        print_answer(question, endpoint.answer(question, **asked))
 
 
 @app.command()

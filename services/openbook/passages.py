@@ -1,14 +1,15 @@
 """The commands `openbook passages get`, `around` and `find`: passages in their documents."""
 
-import os
 import sys
+from collections.abc import Mapping
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from openbook.errors import InvalidRequest
+from openbook.reaching import Ca, Cert, Key, Tls, client
 
 if TYPE_CHECKING:
     from openbook.core.types import Passage
@@ -19,15 +20,19 @@ passages_app = typer.Typer(no_args_is_help=True, help="Look passages up in their
 
 Where = Annotated[str, typer.Argument(help="A snapshot, a root of snapshots, or host:port of a gRPC endpoint.")]
 Id = Annotated[str, typer.Argument(help="A lasting id, or the number that an answer gives.")]
-Ca = Annotated[Path | None, typer.Option(help="Who signs the endpoint's certificate, PEM; none: plain.")]
-Cert = Annotated[Path | None, typer.Option(help="Our own certificate, PEM, if it asks for one.")]
-Key = Annotated[Path | None, typer.Option(help="Of our certificate, PEM.")]
 Json = Annotated[bool, typer.Option("--json", help="A line of JSON a passage.")]
 
 
 @passages_app.command()
 def get(
-    where: Where, id: Id, tls_ca: Ca = None, tls_cert: Cert = None, tls_key: Key = None, json: Json = False
+    context: typer.Context,
+    where: Where,
+    id: Id,
+    tls: Tls = False,
+    tls_ca: Ca = None,
+    tls_cert: Cert = None,
+    tls_key: Key = None,
+    json: Json = False,
 ) -> None:
     """Show one passage and where it comes from.
 
@@ -35,14 +40,16 @@ def get(
     """
     from openbook.terminal import print_passages
 
-    print_passages([_excerpt(where, id, 0, tls_ca, tls_cert, tls_key).passage], json)
+    print_passages([_excerpt(where, id, 0, context.params).passage], json)
 
 
 @passages_app.command()
 def around(
+    context: typer.Context,
     where: Where,
     id: Id,
     n: Annotated[int, typer.Option("-n", help="So many before it, and behind.")] = 2,
+    tls: Tls = False,
     tls_ca: Ca = None,
     tls_cert: Cert = None,
     tls_key: Key = None,
@@ -54,7 +61,7 @@ def around(
     """
     from openbook.terminal import print_passages
 
-    found = _excerpt(where, id, n, tls_ca, tls_cert, tls_key)
+    found = _excerpt(where, id, n, context.params)
     print_passages([*found.before, found.passage, *found.after], json, found.passage.id)
 
 
@@ -93,15 +100,13 @@ def _fits(passage: "Passage", wanted: dict[str, str | None]) -> bool:
     return all(part.casefold() in having[name].casefold() for name, part in wanted.items() if part)
 
 
-def _excerpt(where: str, id: str, n: int, ca: Path | None, cert: Path | None, key: Path | None) -> "Excerpt":
+def _excerpt(where: str, id: str, n: int, given: Mapping[str, Any]) -> "Excerpt":
     if Path(where).is_dir():
         from openbook.index.disk.passages import SnapshotPassages
 
         return _excerpt_on_disk(SnapshotPassages(Path(where)), id, n)
-    from openbook.client import Client
-
-    with Client(where, api_key=os.environ.get("OPENBOOK_API_KEY"), tls_ca=ca, tls_cert=cert, tls_key=key) as client:
-        return client.passage(id, n)
+    with client(where, given) as endpoint:
+        return endpoint.passage(id, n)
 
 
 def _excerpt_on_disk(passages: "SnapshotPassages", id: str, n: int) -> "Excerpt":

@@ -585,7 +585,10 @@ def test_grpc_of_something_else_or_of_another_version_is_said_to_be(kind: Any) -
 @CLIENTS
 def test_who_asks_in_the_clear_where_tls_is_spoken_hears_of_it(kind: Any, tmp_path: Path) -> None:
     server, _ = tls_files(tmp_path)
-    with serving(Script(), server) as address, pytest.raises(ShardUnavailable, match="may want TLS: tls_ca, --tls-ca"):
+    with (
+        serving(Script(), server) as address,
+        pytest.raises(ShardUnavailable, match="may want TLS: tls or tls_ca, --tls or"),
+    ):
         kind(address, timeout_s=5, retries=False).answer("who")
 
 
@@ -595,7 +598,7 @@ def test_at_localhost_the_reason_is_told_of_the_address_that_answers(kind: Any, 
     with serving(Script(), server) as address:
         here = f"localhost:{address.rpartition(':')[2]}"
         assert kind(here, tls_ca=client.ca).answer("who").text == "WHO"
-        with pytest.raises(ShardUnavailable, match="may want TLS: tls_ca, --tls-ca"):  # not that ::1 refuses
+        with pytest.raises(ShardUnavailable, match="may want TLS: tls or tls_ca, --tls or"):  # not that ::1 refuses
             kind(here, timeout_s=5).answer("who")
 
 
@@ -763,6 +766,19 @@ def test_tls_trusts_whom_this_machine_trusts(kind: Any, tmp_path: Path, monkeypa
     monkeypatch.setenv("SSL_CERT_FILE", str(client.ca))  # as OpenSSL has it, and so all else that asks over TLS
     with serving(Script(), server) as address:
         assert kind(address, timeout_s=5, tls=True, retries=False).answer("who").text == "WHO"
+
+
+@pytest.mark.parametrize("command", [["ask", "who", "--server"], ["passages", "around", "-n", "1"]])
+def test_commands_too_trust_whom_this_machine_trusts(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, client = tls_files(tmp_path)
+    monkeypatch.delenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", raising=False)
+    monkeypatch.setenv("SSL_CERT_FILE", str(client.ca))
+    with serving(Script(), server) as address:
+        after = ["1"] if command[0] == "passages" else []
+        done = CliRunner().invoke(app, [*command, address, *after, "--tls"], catch_exceptions=False)
+    assert (done.exit_code, done.stderr) == (0, "")
 
 
 @CLIENTS

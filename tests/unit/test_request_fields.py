@@ -22,6 +22,7 @@ from openbook.core.types import (
     Token,
 )
 from openbook.rag.answer import Alternative, Answer, Evidence, Excerpt, Label, Retrieval
+from openbook.reaching import TLS
 from openbook.serving.endpoint.schemas import (
     AlternativeOut,
     AnswerRequest,
@@ -54,7 +55,7 @@ ANSWER = RETRIEVE | {field.name for kind in (GenerationSettings, ReplySettings) 
         (AnswerRequest.model_fields, ANSWER),
         (RetrieveOptions.__annotations__, RETRIEVE - {"question", "timeout_s"}),  # the client's own
         (AnswerOptions.__annotations__, ANSWER - {"question", "timeout_s"}),
-        (inspect.signature(ask).parameters, ANSWER | {"context", "server", "tls_ca", "tls_cert", "tls_key"}),
+        (inspect.signature(ask).parameters, ANSWER | {"context", "server", *TLS}),
     ],
     ids=["RetrieveRequest proto", "AnswerRequest proto", "retrieve JSON", "answer JSON", "retrieve", "answer", "ask"],
 )

@@ -1,6 +1,5 @@
 """The command `openbook explain`."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +7,7 @@ import typer
 
 from openbook.core.types import Formulation, RetrieverKind
 from openbook.errors import InvalidConfig
+from openbook.reaching import TLS, Ca, Cert, Key, Tls, client
 
 
 def explain(
@@ -25,26 +25,25 @@ def explain(
     formulation: Annotated[Formulation | None, typer.Option(help="How passages are marginalised out.")] = None,
     n_beams: Annotated[int | None, typer.Option("--n-beams", "--beams", help="1 is greedy.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Of an answer.")] = None,
-    tls_ca: Annotated[Path | None, typer.Option(help="Who signs the endpoint's certificate, PEM; none: plain.")] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Our own certificate, PEM, if it asks for one.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Of our certificate, PEM.")] = None,
+    tls: Tls = False,
+    tls_ca: Ca = None,
+    tls_cert: Cert = None,
+    tls_key: Key = None,
 ) -> None:
     """Ask a running system, and show why: what was found, what each passage alone would say, which word rests on what.
 
     Where a key is needed, it is taken from OPENBOOK_API_KEY.
     """
-    from openbook.client import Client
     from openbook.explain.explanation import explain
     from openbook.explain.screen import print_explanation
     from openbook.terminal import console
 
     if html and (html.is_dir() or not html.absolute().parent.is_dir()):
         raise InvalidConfig(f"--html must be a file in a folder that exists, got {html}")
-    about_us = ("question", "html", "server", "timeout_s", "tls_ca", "tls_cert", "tls_key")
+    about_us = ("question", "html", "server", "timeout_s", *TLS)
     options = {name: value for name, value in context.params.items() if name not in about_us}
-    api_key = os.environ.get("OPENBOOK_API_KEY")
-    with Client(server, timeout_s, api_key, tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key) as client:
-        explained = explain(client, question, **options)
+    with client(server, context.params, timeout_s) as endpoint:
+        explained = explain(endpoint, question, **options)
     print_explanation(explained, console)
     if html is not None:
         html.write_text(explained.page(), encoding="utf-8")
