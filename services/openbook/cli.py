@@ -627,14 +627,21 @@ def train(
 
 
 @app.command()
-def mcp(server: Annotated[str, typer.Option(help="The running endpoint.")] = "http://127.0.0.1:8000") -> None:
+def mcp(
+    server: Annotated[str, typer.Option(help="The running endpoint.")] = "http://127.0.0.1:8000",
+    tls_ca: Annotated[
+        Path | None, typer.Option(help="Who signs its certificate, PEM; else this machine knows.")
+    ] = None,
+    tls_cert: Cert = None,
+    tls_key: Key = None,
+) -> None:
     """Speak MCP over standard input and output, for clients that start their servers themselves.
 
     Where a key is needed, it is taken from OPENBOOK_API_KEY.
     """
     from openbook.mcp_stdio import run
 
-    run(server, os.environ.get("OPENBOOK_API_KEY"))
+    run(server, os.environ.get("OPENBOOK_API_KEY"), tls_ca, tls_cert, tls_key)
 
 
 app.command()(explain)

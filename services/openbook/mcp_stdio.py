@@ -2,7 +2,9 @@
 
 import asyncio
 import signal
+import ssl
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -21,7 +23,9 @@ from mcp_types import (
 )
 from pydantic import BaseModel, ValidationError
 
-from openbook.errors import OpenbookError
+from openbook import certificates
+from openbook.errors import InvalidConfig, OpenbookError
+from openbook.files import at_home
 from openbook.processes import is_loopback
 from openbook.secret import bearer
 from openbook.serving.endpoint.problems import MEDIA_TYPE
@@ -32,27 +36,47 @@ NO_PROXY = {"http://": None, "https://": None}
 """For httpx, in place of what the environment says: no proxy reaches what listens on loopback here."""
 
 
-def run(url: str, api_key: str | None = None) -> None:
+def run(
+    url: str,
+    api_key: str | None = None,
+    tls_ca: Path | None = None,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+) -> None:
     """Until the input ends, or Ctrl-C ends the process. A call that the endpoint does not answer, or refuses, gets an
     error as its result.
 
     Raises:
-        InvalidConfig: no header holds the key.
+        InvalidConfig: no header holds the key, or files of TLS are given that cannot be used.
         OpenbookError: nobody speaks MCP at `url`, or not with this key.
     """
     shown = bearer(api_key)
+    verify = _trusting(url, tls_ca, tls_cert, tls_key) if tls_ca or tls_cert or tls_key else True
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else who started us has it ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # the thread that waits for input would be waited for
-    asyncio.run(_run(f"{url.rstrip('/')}/mcp", {"Authorization": shown} if shown else {}))
+    asyncio.run(_run(f"{url.rstrip('/')}/mcp", {"Authorization": shown} if shown else {}, verify))
 
 
-async def _run(url: str, headers: dict[str, str]) -> None:
+def _trusting(url: str, ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
+    """Without `ca` whom this machine trusts."""
+    if not url.startswith("https://"):
+        raise InvalidConfig(f"tls_ca, tls_cert and tls_key need an address of https://, got {url}")
+    if (certificate is None) != (key is None):
+        raise InvalidConfig("tls_cert and tls_key must be given together")
+    certificates.load("tls", certificate, key, ca)
+    context = certificates.of_who_connects(ca)
+    if certificate and key:
+        context.load_cert_chain(at_home(certificate), at_home(key))
+    return context
+
+
+async def _run(url: str, headers: dict[str, str], verify: ssl.SSLContext | bool) -> None:
     is_connected = False
     try:
         timeout = httpx2.Timeout(TIMEOUT_S, read=ANSWER_TIMEOUT_S)
         mounts = NO_PROXY if is_loopback(httpx2.URL(url).host) else None
         async with (
-            _Http(headers=headers, timeout=timeout, mounts=mounts) as http,
+            _Http(headers=headers, timeout=timeout, mounts=mounts, verify=verify) as http,
             Client(streamable_http_client(url, http_client=http)) as endpoint,
         ):
             is_connected = True

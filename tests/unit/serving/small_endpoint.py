@@ -78,14 +78,14 @@ def request(method: str, path: str, under_test: AnswerService | None = None, **o
 
 
 @contextmanager
-def on_a_port(app: FastAPI, port: int = 0) -> Iterator[str]:
-    """The URL where it listens for as long as the body runs."""
+def on_a_port(app: FastAPI, port: int = 0, **tls: Any) -> Iterator[str]:
+    """The URL where it listens for as long as the body runs; with uvicorn's options of TLS if there are any."""
     with socket.create_server(("127.0.0.1", port)) as listener:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", ws="none", lifespan="off", **tls))
         thread = Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield f"http{'s' if tls else ''}://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join()

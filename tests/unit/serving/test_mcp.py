@@ -4,15 +4,18 @@ import asyncio
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from certificates import tls_files
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp_types import CallToolResult, TextContent
@@ -52,9 +55,9 @@ def url() -> Iterator[str]:
         yield found
 
 
-def over_stdio(url: str) -> StdioServerParameters:
+def over_stdio(url: str, *options: str) -> StdioServerParameters:
     return StdioServerParameters(
-        command=sys.executable, args=["-m", "openbook.cli", "mcp", "--server", url], env=dict(os.environ)
+        command=sys.executable, args=["-m", "openbook.cli", "mcp", "--server", url, *options], env=dict(os.environ)
     )
 
 
@@ -184,6 +187,30 @@ def test_the_bridge_says_why_it_is_refused(tmp_path: Path) -> None:
     with on_a_port(build_app(service(), Gate(KeyFile(keys, 60.0), Limits()))) as url:
         said = refusal(url, OPENBOOK_API_KEY="ob_wrong", http_proxy="http://127.0.0.1:1", no_proxy="")
     assert said.startswith("the key is none of ours: ")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    """Options of one who has a certificate of the authority that signed it."""
+    server, client = tls_files(tmp_path)
+    return {"--tls-ca": f"{client.ca}", "--tls-cert": f"{server.certificate}", "--tls-key": f"{server.key}"}
+
+
+def test_the_bridge_shows_its_certificate_to_who_asks_for_one(files: dict[str, str]) -> None:
+    ca, certificate, key = files.values()
+    pair = {"ssl_certfile": certificate, "ssl_keyfile": key}
+    with on_a_port(build_app(service()), ssl_ca_certs=ca, ssl_cert_reqs=ssl.CERT_REQUIRED, **pair) as url:
+        use(over_stdio(url, *chain.from_iterable(files.items())), everything)
+
+
+def test_files_of_tls_that_will_not_do_are_refused(files: dict[str, str]) -> None:
+    ca, certificate, key = map(Path, files.values())
+    with pytest.raises(InvalidConfig, match="need an address of https://, got http://a:1"):
+        mcp_stdio.run("http://a:1", None, ca)
+    with pytest.raises(InvalidConfig, match="must be given together"):
+        mcp_stdio.run("https://a:1", None, ca, certificate)
+    with pytest.raises(InvalidConfig, match=r"tls: .*none\.pem: cannot be read"):
+        mcp_stdio.run("https://a:1", None, ca, certificate, key.with_name("none.pem"))
 
 
 def test_a_key_that_no_header_holds_is_refused_and_not_told() -> None:
