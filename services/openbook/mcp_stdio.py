@@ -1,6 +1,7 @@
 """MCP over standard input and output, for clients that start their servers. All is asked of a running endpoint."""
 
 import asyncio
+import re
 import signal
 import ssl
 from contextlib import suppress
@@ -35,6 +36,9 @@ ANSWER_TIMEOUT_S = 300.0
 NO_PROXY = {"http://": None, "https://": None}
 """For httpx, in place of what the environment says: no proxy reaches what listens on loopback here."""
 
+HUNG_UP = re.compile("Server disconnected|ReadError")
+"""httpx's own words where somebody listens, but ends the connection at once: as who speaks TLS alone."""
+
 
 def run(
     url: str,
@@ -54,7 +58,7 @@ def run(
     verify = _trusting(url, tls_ca, tls_cert, tls_key) if tls_ca or tls_cert or tls_key else True
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else who started us has it ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # the thread that waits for input would be waited for
-    asyncio.run(_run(f"{url.rstrip('/')}/mcp", {"Authorization": shown} if shown else {}, verify))
+    asyncio.run(_run(f"{url.rstrip('/').removesuffix('/mcp')}/mcp", {"Authorization": shown} if shown else {}, verify))
 
 
 def _trusting(url: str, ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
@@ -109,7 +113,9 @@ async def _run(url: str, headers: dict[str, str], verify: ssl.SSLContext | bool)
         began = _first(error)
         if isinstance(began, MCPError) and began.data:
             raise OpenbookError(f"{url}: {began}") from None
-        raise OpenbookError(f"{url}: nobody speaks MCP there: {_told(began)}") from None
+        told = _told(began)
+        hint = "; it may want https://" if url.startswith("http://") and HUNG_UP.search(told) else ""
+        raise OpenbookError(f"{url}: nobody speaks MCP there: {told}{hint}") from None
 
 
 class _Http(httpx2.AsyncClient):

@@ -181,6 +181,19 @@ def test_where_nobody_listens_the_bridge_says_so() -> None:
     assert refusal("http://127.0.0.1:1").startswith("nobody speaks MCP there: ")
 
 
+@pytest.mark.parametrize("path", ["/", "/mcp", "/mcp/"])
+def test_the_bridge_takes_the_address_of_mcp_too(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    async def run(url: str, *_: object) -> None:
+        asked.append(url)
+
+    monkeypatch.setattr(mcp_stdio, "_run", run)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    mcp_stdio.run(f"http://a:1{path}")
+    assert asked == ["http://a:1/mcp"]
+
+
 def test_the_bridge_says_why_it_is_refused(tmp_path: Path) -> None:
     keys = tmp_path / "keys.jsonl"
     keys.touch()
@@ -201,6 +214,12 @@ def test_the_bridge_shows_its_certificate_to_who_asks_for_one(files: dict[str, s
     pair = {"ssl_certfile": certificate, "ssl_keyfile": key}
     with on_a_port(build_app(service()), ssl_ca_certs=ca, ssl_cert_reqs=ssl.CERT_REQUIRED, **pair) as url:
         use(over_stdio(url, *chain.from_iterable(files.items())), everything)
+
+
+def test_who_asks_in_the_clear_where_tls_is_spoken_hears_of_it(files: dict[str, str]) -> None:
+    pair = {"ssl_certfile": files["--tls-cert"], "ssl_keyfile": files["--tls-key"]}
+    with on_a_port(build_app(service()), **pair) as url:
+        assert refusal(url.replace("https", "http")).endswith("; it may want https://\n")
 
 
 def test_files_of_tls_that_will_not_do_are_refused(files: dict[str, str]) -> None:
