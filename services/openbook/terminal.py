@@ -166,14 +166,18 @@ def print_snapshots(rows: "Iterable[Listed]") -> None:
 
 def print_keys(records: "Iterable[KeyRecord]", now: float) -> None:
     """A row a key, the newest last; those that let nobody in are dim."""
+    from openbook.serving.access.quota import policies_of
+
     table = Table(box=None, padding=(0, 1), header_style="dim")
-    for title in ("key", "of", "scopes", "made", "expires", "state"):
+    for title in ("key", "of", "may", "made", "expires", "state"):
         table.add_column(title, no_wrap=title == "key", overflow="fold")
     for record in sorted(records, key=lambda each: each.created):
         state = record.why_dead(now)
         days = [_day(time) for time in (record.created, record.expires)]
         who = f"{record.tenant}/{record.name}" if record.tenant else record.name
-        row = (f"ob_{record.prefix}_", who, " ".join(record.scopes), *days, state or "alive")
+        quotas = (f"{each.limit} {each.unit} a {each.window}" for each in policies_of(record.limits))
+        may = "\n".join((" ".join(record.scopes), *quotas))
+        row = (f"ob_{record.prefix}_", who, may, *days, state or "alive")
         table.add_row(*row, style="dim" if state else "")
     console.print(table)
 

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from openbook import cli, terminal
+from openbook.config import Limits
 from openbook.console import SafeConsole
 from openbook.core.origin import Origin
 from openbook.core.types import Coverage, Decoding, Formulation, Passage, Token
@@ -180,7 +181,7 @@ def test_who_holds_a_key_and_until_when_is_shown_whole(width: int, screen: Conso
     def shown(name: str, following: str) -> str:
         return "".join(line[names.index(name) : names.index(following)].strip() for line in lines)
 
-    assert shown(" of ", " scopes ") == f"{tenant}/{holder}"
+    assert shown(" of ", " may ") == f"{tenant}/{holder}"
     assert shown(" expires ", " state ") == "1970-01-02"
 
 
@@ -208,6 +209,19 @@ def test_what_changed_and_what_repeats_is_counted_by_its_name(capsys: pytest.Cap
         "documents as before: 4",
         "passages: 9, of which 7 keep their vectors",
         "passages that repeat one before them: 1 equal, 3 nearly so, of 9",
+    ]
+
+
+def test_what_a_key_may_ask_for_is_shown_on_a_line_each(screen: Console) -> None:
+    limits = Limits(questions_per_minute=300, tokens_per_day=200_000)
+    _, record = mint("web", 0.0, (Scope.ASK, Scope.RETRIEVE), "acme", 86400.0, limits)
+    screen.width = 80
+    terminal.print_keys([record], 0.0)
+    _, *lines = (line.split("  ") for line in screen.export_text().splitlines())
+    assert [[cell.strip() for cell in line if cell.strip()] for line in lines] == [
+        [f"ob_{record.prefix}_", "acme/web", "ask retrieve", "1970-01-01", "1970-01-02", "alive"],
+        ["300 questions a minute"],
+        ["200000 tokens a day"],
     ]
 
 
