@@ -366,6 +366,21 @@ def test_claims_are_checked_with_the_words_that_the_generator_knows(facts: Path,
     assert str(done.exception).startswith("claims, between questions 1 and 1: labels must differ in their tokens")
 
 
+@pytest.mark.parametrize("labels", [["SUPPORT", "REFUTES"], ["true", "false"]])
+def test_labels_that_no_file_is_answered_with_are_refused_before_anything_is_built(
+    labels: list[str], facts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is misspelt would make texts of all claims, and its words be for nothing."""
+    monkeypatch.setattr(asking, "embedded_snapshot", lambda on_progress: pytest.fail("begun"))
+    monkeypatch.chdir(tmp_path)
+    claims = [{"question": "Rome?", "answers": [answer]} for answer in ("SUPPORTS", "REFUTES")]
+    Path("claims.jsonl").write_text("".join(json.dumps(each) + "\n" for each in claims))
+    files = [str(facts / "questions.jsonl"), "claims.jsonl"]
+    options = [option for label in labels for option in ("--label", f"{label}=yes {label}")]
+    with pytest.raises(InvalidDocuments, match=r"labels must hold all answers of one of the files, got 2: \['"):
+        CliRunner().invoke(app, ["experiment", "abstractive", *files, *options], catch_exceptions=False)
+
+
 def test_all_kinds_of_index_are_known_before_one_is_built(
     facts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,9 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from math import inf
+from pathlib import Path
 
 from openbook.core.answerability import q_bleu_1
 from openbook.core.metrics import bleu_1, label_accuracy
+from openbook.core.types import shown
+from openbook.errors import InvalidDocuments
 from openbook.evaluation.record import Record
 from openbook.evaluation.run import to_ask
 from openbook.evaluation.settings import EvaluationSettings
@@ -47,10 +50,10 @@ def run(settings: Settings, command: str, on_progress: OnProgress) -> Report:
     """Ask every file in its own way. Raises OpenbookError as `ask`."""
     texts, claims = [], []
     three_way, two_way = _ways(settings)
-    labels = {label for _, label in settings.words}
+    of_claims = with_claims(settings)
     for path in settings.questions:
         of_file = settings.model_copy(update={"questions": (path,), "labels": ()})
-        if all(each.answers and set(each.answers) <= labels for each in to_ask(path, of_file)):
+        if path in of_claims:
             claims.append(ask(of_file, [*three_way, *two_way], on_progress))
         else:
             texts.append(ask(of_file, VARIANTS, on_progress))
@@ -112,6 +115,24 @@ def run(settings: Settings, command: str, on_progress: OnProgress) -> Report:
                for each in texts for one in VARIANTS},
         },
     )  # fmt: skip
+
+
+def with_claims(settings: Settings) -> list[Path]:
+    """Files whose answers are all labels.
+
+    Raises:
+        InvalidDocuments: labels were given, and there is no such file; or as `to_ask`.
+    """
+    labels = [label for _, label in settings.words]
+    without = settings.model_copy(update={"labels": ()})  # some files are asked without
+    found = [
+        path
+        for path in settings.questions
+        if all(each.answers and set(each.answers) <= set(labels) for each in to_ask(path, without))
+    ]
+    if "labels" in settings.model_fields_set and not found:
+        raise InvalidDocuments(f"labels must hold all answers of one of the files, got {shown(labels)}")
+    return found
 
 
 def _ways(settings: Settings) -> tuple[list[Variant], list[Variant]]:

@@ -230,6 +230,8 @@ def _ask(name: str, given: dict[str, Any], own: dict[str, Any]) -> None:
     )
     for path in settings.questions:  # before the minutes of a build; `abstractive` asks some without labels
         to_ask(path, settings.model_copy(update={"labels": ()}))
+    if "labels" in settings.model_fields_set:
+        module.with_claims(settings)
     with build_progress() as on_progress:
         if of_embedded:
             embedded_snapshot(on_progress)
