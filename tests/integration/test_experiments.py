@@ -361,6 +361,11 @@ def test_claims_are_checked_with_the_words_that_the_generator_knows(facts: Path,
     made = json.loads(page.read_text().partition('id="numbers">')[2].partition("</script>")[0])
     assert made["numbers"]["label accuracy, claims, RAG-Sequence"] == 1.0
     assert made["plan"]["labels"] == ["SUPPORTS=Warsaw", "REFUTES=Rome"]
+    assert [number for number in made["numbers"] if number.startswith("label")] == [
+        f"label accuracy, claims, {name}" for name in ("closed book", "RAG-Token", "RAG-Sequence")
+    ]
+    assert page.read_text().count("<td>two labels</td>") == 1
+    assert "three labels" not in page.read_text()
     done = CliRunner().invoke(app, [*command, "--label", "SUPPORTS=Rome", "--label", "REFUTES=rome"])
     assert isinstance(done.exception, InvalidRequest)
     assert str(done.exception).startswith("claims, between questions 1 and 1: labels must differ in their tokens")

@@ -23,11 +23,11 @@ LEAST_FOUND = 0.5
 """Of claims whose gold articles are in the snapshot; the paper found 71 % at 1, and 90 % at 10."""
 
 ABOUT = (
-    "Files whose answers are all FEVER's labels are claims to be checked: the answer is the most probable label, of "
-    "three, and of two for claims that can be decided. A gold article is found if a passage of it is among the "
-    "first 1, or 10. All other files are texts to be written: answers in sentences (MS MARCO) are judged by BLEU-1 "
-    "and ROUGE-L, generated questions (Jeopardy) by BLEU-1 and Q-BLEU-1, which asks whether the question can be "
-    "answered.",
+    "Files whose answers are all labels, FEVER's if no others are given, are claims to be checked: the answer is the "
+    f"most probable label, of all, and without {NOT_ENOUGH} for claims that can be decided. A gold article is found "
+    "if a passage of it is among the first 1, or 10. All other files are texts to be written: answers in sentences "
+    "(MS MARCO) are judged by BLEU-1 and ROUGE-L, generated questions (Jeopardy) by BLEU-1 and Q-BLEU-1, which asks "
+    "whether the question can be answered.",
     "The files that ship are a sample of FEVER's claims and one of SQuAD. The embedded reader learned FEVER's labels "
     "beside questions with short answers, and no sentences: what passages bring it is the difference to the closed "
     "book. Bring MS MARCO, Jeopardy and a model trained on them for the rest of the table.",
@@ -49,17 +49,16 @@ class Settings(EvaluationSettings):
 def run(settings: Settings, command: str, on_progress: OnProgress) -> Report:
     """Ask every file in its own way. Raises OpenbookError as `ask`."""
     texts, claims = [], []
-    three_way, two_way = _ways(settings)
+    ways = _ways(settings)
     of_claims = with_claims(settings)
     for path in settings.questions:
         of_file = settings.model_copy(update={"questions": (path,), "labels": ()})
         if path in of_claims:
-            claims.append(ask(of_file, [*three_way, *two_way], on_progress))
+            claims.append(ask(of_file, [each for way in ways.values() for each in way], on_progress))
         else:
             texts.append(ask(of_file, VARIANTS, on_progress))
     everything = [*claims, *texts]
     knowing = [each for each in everything if _knows_pages(each)]
-    checked = {"three labels": three_way, "two labels": two_way}
     return Report(
         title="Abstractive answers, questions, claims",
         about=ABOUT,
@@ -78,8 +77,8 @@ def run(settings: Settings, command: str, on_progress: OnProgress) -> Report:
             *_if_any(
                 "Label accuracy, per cent",
                 ("claims", "of", "n", *(each.name for each in VARIANTS)),
-                [_checked(each, of, ways) for each in claims for of, ways in checked.items()],
-                "Two labels: claims that can be decided, and only those two to choose from.",
+                [_checked(each, f"{of} labels", way) for each in claims for of, way in ways.items()],
+                f"Fewer labels: claims that can be decided, and no {NOT_ENOUGH} to choose." if len(ways) > 1 else "",
             ),
             *_if_any(
                 "Gold articles, per cent of the questions that have one",
@@ -108,7 +107,7 @@ def run(settings: Settings, command: str, on_progress: OnProgress) -> Report:
         },
         numbers={
             **{f"label accuracy, {each.files[0]}, {one.name}": each.mean(one, _label).value
-               for each in claims for variants in checked.values() for one in variants},
+               for each in claims for way in ways.values() for one in way},
             **{f"gold article in the first {k}, {each.files[0]}": _mean(each, _page_at(k)).value
                for each in knowing for k in HAS_PAGE_AT},
             **{f"ROUGE-L, {each.files[0]}, {one.name}": each.mean(one, _rouge_l).value
@@ -135,15 +134,22 @@ def with_claims(settings: Settings) -> list[Path]:
     return found
 
 
-def _ways(settings: Settings) -> tuple[list[Variant], list[Variant]]:
-    """All labels to choose from, and those of claims that can be decided."""
+def _ways(settings: Settings) -> dict[str, list[Variant]]:
+    """By how many labels there are to choose from: all, and those of claims that can be decided, if they are fewer."""
     decided = tuple(each for each in settings.labels if each.partition("=")[0] != NOT_ENOUGH)
     of_all = [Variant(each.name, each.formulation, {**each.changes, "labels": settings.labels}) for each in VARIANTS]
-    of_two = [
-        Variant(f"{each.name}, of two", each.formulation, {**each.changes, "labels": decided}, lacks=NOT_ENOUGH)
+    if decided in (settings.labels, ()):
+        return {_count(settings.labels): of_all}
+    n = _count(decided)
+    of_decided = [
+        Variant(f"{each.name}, of {n}", each.formulation, {**each.changes, "labels": decided}, lacks=NOT_ENOUGH)
         for each in VARIANTS
     ]
-    return of_all, of_two
+    return {_count(settings.labels): of_all, n: of_decided}
+
+
+def _count(labels: Sequence[str]) -> str:
+    return {2: "two", 3: "three"}.get(len(labels), str(len(labels)))
 
 
 def _if_any(name: str, titles: Sequence[str], rows: list[list[Cell]], about: str = "") -> list[Table]:
