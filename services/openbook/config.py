@@ -519,7 +519,7 @@ def _validated(
                 continue  # without the items that are wrong, which tell it themselves
             location = tuple(map(str, problem["loc"]))
             where = sources.get((*within, *location)[:2], source)
-            said = re.sub("(?i)tuple", "list", problem["msg"])  # YAML has no tuples
+            said = re.sub("(?i)tuple", "list", problem["msg"].removeprefix("Value error, "))  # YAML has no tuples
             lines.append(f"{where}: {told(kind, problem['type'], location, given)}{said}")
     # Out here, so that pydantic's error, which holds the values, is not this one's context.
     raise InvalidConfig("\n".join(lines))

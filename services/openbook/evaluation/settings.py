@@ -113,7 +113,7 @@ class EvaluationSettings(SearchSettings):
             context = {"gold": "gold context", "none": "the closed book"}[self.context]
             raise ValueError(f"{context} needs neither a snapshot nor index servers")
         if self.context == "retrieved" and self.n_sources != 1:
-            raise ValueError("name a snapshot or index servers, one of them, or ask for gold context")
+            raise ValueError("name a snapshot or index servers, one of them")
         if self.follow and (self.context, self.retriever) != ("retrieved", RetrieverKind.DENSE):
             given = f"{self.context} context" if self.context != "retrieved" else f"the retriever {self.retriever}"
             raise ValueError(f"follow must be 0 with {given}, got {self.follow}")
