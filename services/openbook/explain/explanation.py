@@ -59,7 +59,7 @@ def explain(client: Answering, question: str, **options: Any) -> Explanation:
         try:
             found = client.answer(question, **{**options, **bare, "passages": [own]})
         except InvalidRequest as error:
-            return error
+            return InvalidRequest(str(error).replace("passages[0].", "its "))  # the request that says so is ours
         return Alone(found.text, found.log_likelihood)
 
     return Explanation(question, answer, tuple(alone(each.passage) for each in answer.evidence))

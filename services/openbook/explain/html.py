@@ -78,7 +78,7 @@ def _passages(explained: Parts) -> str:
 
 def _alone(alone: Alone | InvalidRequest) -> tuple[str, str]:
     if isinstance(alone, InvalidRequest):
-        return f'<td class="soft">{escape(str(alone))}</td>', '<td class="n">-</td>'
+        return f'<td class="soft">{escape(f"cannot be read alone: {alone}")}</td>', '<td class="n">-</td>'
     return f"<td>{escape(alone.text or '(empty)')}</td>", f'<td class="n">{exp(alone.log_likelihood):.3f}</td>'
 
 

@@ -31,8 +31,7 @@ def print_explanation(explained: Parts, console: Console) -> None:
         f"RAG-{answer.formulation.title()}  p(y|x) {exp(answer.log_likelihood):.3f}  snapshot {answer.snapshot_id[:12]}"
     )
     parts: list[RenderableType] = [text, Text(about, style="dim"), Text(), _passages(explained)]
-    whys = [str(each) for each in explained.alone if isinstance(each, InvalidRequest)]
-    parts += [Text(f"-: {why}", style="dim") for why in dict.fromkeys(whys)]
+    parts += [Text(why, style="dim") for why in _not_alone(explained)]
     for table in _heat(explained, console.width - 4):
         parts += [Text(), table]
     console.print(Panel(Group(*parts), title=Text(explained.question), title_align="left"))
@@ -62,6 +61,16 @@ def _alone(alone: Alone | InvalidRequest) -> tuple[Text, str]:
     if isinstance(alone, InvalidRequest):
         return Text("-"), "-"
     return Text(alone.text or "(empty)"), f"{exp(alone.log_likelihood):.3f}"
+
+
+def _not_alone(explained: Parts) -> Iterator[str]:
+    """Why passages were not read alone, each reason once, whatever each of them has."""
+    whys: dict[str, list[str]] = {}
+    for number, alone in enumerate(explained.alone, start=1):
+        if isinstance(alone, InvalidRequest):
+            whys.setdefault(str(alone).partition(", got ")[0], []).append(f"[{number}]")
+    for why, numbers in whys.items():
+        yield f"{', '.join(numbers)}: cannot be read alone: {why}"
 
 
 def _heat(explained: Parts, width: int) -> Iterator[Table]:

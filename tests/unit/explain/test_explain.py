@@ -160,16 +160,23 @@ def test_a_passage_that_cannot_be_read_alone_costs_its_own_cell() -> None:
     client = Local(AnswerDefaults(max_passage_chars=len(PASSAGES[0].text)))
     found = explain(client, "who patented the telephone?", k=3)
     assert found.answer.text == PASSAGES[0].text
-    why = f"passages[0].text must have 1..{len(PASSAGES[0].text)} characters, got {len(PASSAGES[1].text)}"
+    why = f"its text must have 1..{len(PASSAGES[0].text)} characters, got {len(PASSAGES[1].text)}"
     told = {
         each.passage.id: str(alone) if isinstance(alone, InvalidRequest) else alone.text
         for each, alone in zip(found.answer.evidence, found.alone, strict=True)
     }
     assert told == {0: PASSAGES[0].text, 1: why, 2: PASSAGES[2].text}
-    assert why in found.page()
+    assert f"cannot be read alone: {why}" in found.page()
+
+
+def test_the_terminal_tells_once_which_passages_are_too_long_to_be_read_alone() -> None:
+    found = explain(Local(AnswerDefaults(max_passage_chars=30)), "who patented the telephone?", k=3)
+    numbers = [f"[{n}]" for n, each in enumerate(found.answer.evidence, start=1) if len(each.passage.text) > 30]
     console = Console(width=100, record=True, file=StringIO())
     print_explanation(found, console)
-    assert why in console.export_text()
+    (line,) = (line for line in console.export_text().splitlines() if "read alone" in line)
+    assert len(numbers) == 2
+    assert f"{', '.join(numbers)}: cannot be read alone: its text must have 1..30 characters " in line
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
