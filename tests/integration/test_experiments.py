@@ -83,6 +83,11 @@ def test_leaders_are_read_out_of_the_words_of_the_factbook(files: tuple[Path, Pa
     )
 
 
+def test_empty_lines_between_leaders_are_skipped(files: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "leaders.jsonl").write_text(files[0].read_text().replace("\n", "\n \n"))
+    assert read_leaders(tmp_path / "leaders.jsonl") == read_leaders(files[0])
+
+
 def test_what_ships_has_leaders_who_changed() -> None:
     before, after = (read_leaders(shipped(date)) for date in DATES)
     offices = changed(before, after)

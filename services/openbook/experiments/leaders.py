@@ -59,6 +59,8 @@ def read_leaders(path: Path) -> dict[tuple[str, str], Leader]:
     """
     found: dict[tuple[str, str], Leader] = {}
     for number, line in lines(path):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
             if row["country"] is None:  # the Factbook has some without
