@@ -418,7 +418,7 @@ def test_a_page_that_cannot_be_written_is_refused_at_the_start(name: str, tmp_pa
     ("name", "options", "problem"),
     [
         ("open-domain", ["--k", "0"], "k = 0: Input should be greater than or equal to 1"),
-        ("decoding", ["--beams", "33"], "beams.0 = 33: Input should be less than or equal to 32"),
+        ("passages", ["--k", "5"], "--k must be given twice at least, got --k 5"),
         ("retrievers", ["--bm25-weight", "-1"], "weight = -1.0: Input should be greater than or equal to 0"),
         ("abstractive", [""], "cannot be read"),
     ],
@@ -435,6 +435,16 @@ def test_what_is_wrong_is_told_before_the_embedded_corpus_is_built(
     done = CliRunner().invoke(app, ["experiment", name, *given])
     assert isinstance(done.exception, InvalidConfig | InvalidDocuments), done.exception
     assert problem in str(done.exception)
+
+
+@pytest.mark.parametrize(("name", "option"), [("passages", "--k"), ("decoding", "--beams")])
+@pytest.mark.parametrize("value", ["0", "101"])
+def test_of_an_option_that_is_given_several_times_a_value_out_of_its_range_is_named_with_it(
+    name: str, option: str, value: str, tmp_path: Path
+) -> None:
+    given = [option, "1", option, value, "--out", str(tmp_path / "page.html"), str(tmp_path / "none.jsonl")]
+    done = CliRunner().invoke(app, ["experiment", name, *given])
+    assert f"Invalid value for '{option}':" in done.output
 
 
 def test_what_ships_is_asked_of_the_embedded_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

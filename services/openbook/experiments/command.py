@@ -109,15 +109,19 @@ def retrievers(
 
 @_asking
 def passages(
-    k: Annotated[list[int] | None, typer.Option(help="So many passages; give each its --k.")] = None,
+    k: Annotated[list[int] | None, typer.Option(min=1, max=100, help="So many passages; give each its --k.")] = None,
 ) -> dict[str, Any]:
     """Figure 3: exact match and recall against the number of passages."""
+    if k and len(k) < 2:
+        raise InvalidConfig(f"--k must be given twice at least, got --k {k[0]}")
     return {"ks": k} if k else {}
 
 
 @_asking
 def decoding(
-    beams: Annotated[list[int] | None, typer.Option(help="1 is greedy; give each its --beams; 1 and 4.")] = None,
+    beams: Annotated[
+        list[int] | None, typer.Option(min=1, max=32, help="1 is greedy; give each its --beams; 1 and 4.")
+    ] = None,
 ) -> dict[str, Any]:
     """Thorough against fast decoding, RAG-Token, greedy and with beams: exact match and seconds."""
     return {"beams": beams} if beams else {}
