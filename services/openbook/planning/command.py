@@ -13,6 +13,7 @@ D = "Numbers of an embedding: 384 of the embedded encoder, 768 of DPR's."
 
 
 def plan(
+    context: typer.Context,
     passages: Annotated[int, typer.Option(help="In the index, today.")] = 0,
     dimension: Annotated[int, typer.Option(help=D)] = 384,
     words: Annotated[float, typer.Option(help="Of a passage.")] = 100,
@@ -42,6 +43,10 @@ def plan(
     from openbook.planning.plan import plan
 
     if calibrate:
+        for option in context.command.params:
+            source = context.get_parameter_source(option.name or "")
+            if option.name != "calibrate" and source is not None and source.name == "COMMANDLINE":
+                raise InvalidRequest(f"--calibrate only measures, and has no use for {option.opts[0]}")
         return _calibrate(calibrate)
     if not passages:
         raise InvalidRequest("--passages must be given, or --calibrate")

@@ -552,6 +552,15 @@ def test_where_a_calibration_goes_is_tried_before_it_is_measured(
     assert constants(tmp_path / "c.yaml")["call_s"].value == 0.5
 
 
+@pytest.mark.parametrize("other", [["--passages", "1000"], ["--topology", "t.yaml"], ["--rate", "1"], ["--json"]])
+def test_a_calibration_takes_no_other_option(other: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be planned would be forgotten, and its file not be there."""
+    monkeypatch.setattr(calibrate, "calibrate", lambda on_step: pytest.fail("measured"))
+    option = other[0].replace("--rate", "--questions-per-s")
+    with pytest.raises(InvalidRequest, match=f"^--calibrate only measures, and has no use for {option}"):
+        CliRunner().invoke(app, ["plan", "--calibrate", str(tmp_path / "c.yaml"), *other], catch_exceptions=False)
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_a_calibration_reads_a_disk(named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """/tmp is memory on many machines."""
