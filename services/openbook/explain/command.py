@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from openbook.core.types import Formulation, RetrieverKind
+from openbook.core.types import Decoding, Formulation, RetrieverKind
 from openbook.errors import InvalidConfig
 from openbook.reaching import TLS, Ca, Cert, Key, Tls, client
 
@@ -19,10 +19,14 @@ def explain(
         float, typer.Option("--timeout-s", "--timeout", help="Seconds within which each answer is worth having.")
     ] = 30.0,
     k: Annotated[int | None, typer.Option(help="Passages to retrieve.")] = None,
+    nprobe: Annotated[int | None, typer.Option(help="IVF: cells looked at.")] = None,
+    ef_search: Annotated[int | None, typer.Option(help="HNSW: candidates kept.")] = None,
+    rerank_factor: Annotated[int | None, typer.Option(help="Candidates per hit scored exactly.")] = None,
     retriever: Annotated[RetrieverKind | None, typer.Option(help="Who finds passages.")] = None,
     bm25_weight: Annotated[float | None, typer.Option(help="Hybrid: dense + so much of BM25's.")] = None,
     without: Annotated[list[int] | None, typer.Option(help="Id of a passage that is no evidence.")] = None,
     formulation: Annotated[Formulation | None, typer.Option(help="How passages are marginalised out.")] = None,
+    decoding: Annotated[Decoding | None, typer.Option(help="How RAG-Sequence scores its candidates.")] = None,
     n_beams: Annotated[int | None, typer.Option("--n-beams", "--beams", help="1 is greedy.")] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="Of an answer.")] = None,
     tls: Tls = False,

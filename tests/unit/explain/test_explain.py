@@ -22,6 +22,7 @@ from openbook.cli import app
 from openbook.config import AnswerDefaults
 from openbook.core.context import Context
 from openbook.core.types import (
+    Decoding,
     Formulation,
     GenerationSettings,
     OwnPassage,
@@ -184,6 +185,19 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_is_asked(tmp_p
         done = CliRunner().invoke(app, ["explain", "who?", "--html", str(page), "--server", "127.0.0.1:1"])
         assert isinstance(done.exception, InvalidConfig)
         assert str(done.exception) == f"--html must be a file in a folder that exists, got {page}"
+
+
+def test_the_command_takes_how_widely_to_search_and_how_candidates_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def local(_: object, question: str, **options: Any) -> Explanation:
+        given.update(options)
+        return explain(Local(), question, **options)
+
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("openbook.explain.explanation.explain", local)
+    options = ["--nprobe", "8", "--ef-search", "64", "--rerank-factor", "4", "--decoding", "fast"]
+    CliRunner().invoke(app, ["explain", "who?", "--k", "2", *options], catch_exceptions=False)
+    asked = {"nprobe": 8, "ef_search": 64, "rerank_factor": 4, "decoding": Decoding.FAST}
+    assert asked.items() <= given.items()
 
 
 def test_several_answers_are_refused() -> None:
