@@ -108,6 +108,24 @@ def test_a_used_port_is_told_before_any_of_them_starts(snapshot: Path, started: 
     assert not started
 
 
+def test_keys_that_cannot_be_looked_up_are_told_before_any_of_them_starts(
+    snapshot: Path, started: list[IndexProcess], tmp_path: Path
+) -> None:
+    """And a change to such settings is left. Of Redis only its name is looked at: it may start later."""
+    none, known = str(tmp_path / "none.jsonl"), {"index": {"addresses": ["i:1"]}, "cache": {"url": "redis://r:1/0"}}
+    for access, said in (
+        ({"keys": "file", "path": none}, r"access\.path = .*none\.jsonl': cannot be read.* `openbook keys add`"),
+        ({"keys": "redis"}, r"access\.url must be set to a Redis server"),
+        ({"keys": "redis", "url": "http://127.0.0.1:1/0"}, r"access\.url = .*: no URL of a Redis server"),
+    ):
+        with pytest.raises(InvalidConfig, match=said):
+            local.updated(parse(known), parse({"access": access}))
+        with pytest.raises(InvalidConfig, match=said):
+            local.local_system(snapshot, parse({"access": access})).__enter__()
+    assert not started
+    local.updated(parse(known), parse({"access": {"keys": "redis", "url": "redis://127.0.0.1:1/0"}}))
+
+
 @pytest.mark.parametrize("name", ["http_port", "grpc_port"])
 def test_index_servers_whose_metrics_would_take_the_endpoints_port_are_not_started(
     snapshot: Path, started: list[IndexProcess], name: str

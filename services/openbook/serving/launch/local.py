@@ -26,6 +26,7 @@ from openbook.index.disk.snapshot import Snapshot
 from openbook.processes import STOP_SIGNALS, end, free_port, of_module, on_stop_signals, start
 from openbook.secret import RedisUrl
 from openbook.serving.access.exposure import check_host
+from openbook.serving.access.gate import open_gate
 from openbook.serving.launch import checks, probe
 from openbook.serving.launch.supervise import Supervised
 
@@ -188,15 +189,22 @@ def local_system(
     `shows_logs` as for `run.local_serve`.
 
     Raises:
-        InvalidConfig: others would reach it, and nothing is said about who may ask; or as `checks.check`.
+        InvalidConfig: others would reach it, and nothing is said about who may ask; or as `open_gate` and
+            `checks.check`.
         StartupError: as `checks.check`, `local_tiers` and `openbook.serving.launch.run.running`.
     """
     from openbook.serving.launch.run import running
 
-    check_host(settings)
+    _check_access(settings)
     checks.check(settings.serving)  # and once more before Ray starts, which is seconds later
     with local_tiers(snapshot, settings, settings_file) as complete, running(complete, shows_logs):
         yield complete
+
+
+def _check_access(settings: Settings) -> None:
+    """Raises InvalidConfig what each replica would, once all else has started; asks neither Redis nor a provider."""
+    check_host(settings)
+    open_gate(settings)
 
 
 FileState = tuple[int, int] | None  # none while there is none
@@ -253,7 +261,7 @@ def updated(settings: Settings, wanted: Settings) -> Settings:
     Raises:
         InvalidConfig: a setting differs that needs another start; or as `local_system`.
     """
-    check_host(wanted)
+    _check_access(wanted)
     for name in FIXED:
         now, then = getattr(settings.serving, name), getattr(wanted.serving, name)
         if now != then:
