@@ -222,7 +222,8 @@ def test_an_answer_less_probable_than_asked_is_a_refusal() -> None:
         ({"question": "who?"}, "question", "unsupported_parameter", "must be the last message"),
         ({"messages": []}, "messages", "missing", "one of role 'user'"),
         ({"messages": "who?"}, "messages", "invalid_request", "valid list"),
-        ({"messages": [{"role": "user", "content": ""}]}, "question", "invalid_request", "got none"),
+        ({"messages": [{"role": "user", "content": " "}]}, "messages", "invalid_value", "question must have 1..2000"),
+        ({"messages": [{"role": "user", "content": "a" * 2001}]}, "messages", "invalid_value", "got 2001"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content",
@@ -351,7 +352,9 @@ def test_embeddings_are_the_query_encoders(client: openai.OpenAI) -> None:
     [
         ({"input": []}, "input must be 1..4 (serving.max_entries), got 0", "input"),
         ({"input": ["a"] * 5}, "input must be 1..4 (serving.max_entries), got 5", "input"),
-        ({"input": [1, 2]}, "valid string", None),
+        ({"input": [1, 2]}, "input: should be UTF-8 text or a list of texts, not tokens, got [1, 2]", "input"),
+        ({"input": [[1, 2], [3]]}, "not tokens, got [[1, 2], [3]]", "input"),
+        ({"input": 5}, "input: should be UTF-8 text or a list of texts", "input"),
         ({"input": ""}, "input[0] must have 1..2000 characters, got none", "input[0]"),
         ({"input": "a", "dimensions": 3}, "dimensions must be 64, got 3", "dimensions"),
         ({"input": "a", "encoding_format": "int8"}, "'float' or 'base64', got 'int8'", "encoding_format"),

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
 
 from openbook.errors import InvalidRequest
 from openbook.serving.endpoint.openai_errors import Refused
@@ -130,6 +131,8 @@ class ChatRequest(BaseModel):
             yield
         except InvalidRequest as error:
             message, own = str(error), self.model_extra or {}
+            if message.startswith("question "):
+                raise Refused(f"messages: the {message}", "messages", "invalid_value") from None
             for theirs, ours in reversed(OURS.items()):  # the later one counts, and a field of ours before both
                 given = getattr(self, theirs) is not None and own.get(ours) is None
                 if given and message.startswith(f"{ours} "):
@@ -137,11 +140,23 @@ class ChatRequest(BaseModel):
             raise
 
 
+def _texts(value: Any, as_declared: ValidatorFunctionWrapHandler) -> Any:
+    """One problem, of the field. Of a union pydantic tells one of each kind, under names that no caller sent."""
+    try:
+        return as_declared(value)
+    except ValidationError:
+        raise PydanticCustomError("texts", "should be UTF-8 text or a list of texts, not tokens") from None
+
+
 class EmbeddingsRequest(Sent):
     """OpenAI's request for embeddings. They are those of questions, made by the query encoder."""
 
     model: Annotated[str, Field(description="`openbook`, or the encoder's name, as `/v1/models` lists them.")]
-    input: Annotated[str | Annotated[list[str], Field(fail_fast=True)], Field(description="A text, or several.")]
+    input: Annotated[
+        str | Annotated[list[str], Field(fail_fast=True)],
+        WrapValidator(_texts),
+        Field(description="A text, or several; no tokens."),
+    ]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[Whole32 | None, Field(description="None but the encoder's own can be had.")] = None
     user: str | None = None
