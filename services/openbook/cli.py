@@ -368,6 +368,7 @@ def up(
     """
     import webbrowser
 
+    from openbook.certificates import Renewed
     from openbook.config import load
     from openbook.logs import setup_logging
     from openbook.serving.launch.local import follow, local_system, state_of, until_stopped
@@ -375,6 +376,8 @@ def up(
     setup_logging("up")
     seen = state_of(config) if config else None  # first: whoever changes it while we start is heard afterwards
     wanted = load(config)
+    # For the log alone: HAProxy is given a renewed certificate by a process of its own, whose words nobody sees.
+    look = Renewed("serving.tls", wanted.serving.tls, len).changed if wanted.serving.tls else lambda: False
     if snapshot is None and not wanted.index.names_servers:
         from openbook.demo import FOLDER, embedded_snapshot
 
@@ -387,9 +390,10 @@ def up(
         if open_page:
             webbrowser.open(f"{serving.http_url}/")
         if config:
-            follow(config, settings, seen)
+            follow(config, settings, seen, look)
         while True:  # a signal that came just before would not end one long sleep
             time.sleep(1.0)
+            look()
 
 
 @app.command()

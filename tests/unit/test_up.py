@@ -1,14 +1,17 @@
 """`openbook up`: what it serves when nothing is named, and what it says of the page."""
 
+import json
+import logging
 import signal
 import time
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import trustme
 from typer.testing import CliRunner
 
 from openbook import demo
@@ -68,7 +71,7 @@ def test_a_snapshot_or_index_servers_that_are_named_are_served(served: list[Path
 def test_what_the_file_says_of_index_servers_is_for_those_that_it_starts(
     served: list[Path | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "follow", lambda path, settings, seen: None)
+    monkeypatch.setattr(local, "follow", lambda path, settings, seen, look: None)
     (tmp_path / "openbook.yaml").write_text("index_server: {n_threads: 2}")
     up("snapshot", "--config", str(tmp_path / "openbook.yaml"))
     assert served == [Path("snapshot"), tmp_path / "openbook.yaml"]
@@ -77,6 +80,37 @@ def test_what_the_file_says_of_index_servers_is_for_those_that_it_starts(
 def test_it_opens_the_page_if_asked_to(served: list[Path | None], opened: list[str]) -> None:
     up("--open", env={"OPENBOOK_SERVING__HTTP_PORT": "8765"})
     assert opened == ["http://127.0.0.1:8765/"]
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_it_says_what_becomes_of_a_renewed_certificate(
+    follows: bool,
+    served: list[Path | None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """HAProxy takes it by itself, and says so where nobody looks. With a file of settings as without."""
+    certificate, key, config = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "openbook.yaml"
+
+    def renew() -> None:
+        issued = trustme.CA().issue_cert("localhost")
+        key.write_bytes(issued.private_key_pem.bytes())
+        certificate.write_bytes(issued.cert_chain_pems[0].bytes())
+
+    steps: list[Callable[[], object]] = [lambda: certificate.write_text("half of"), renew, lambda: stop(0)]
+    renew()
+    config.write_text("{}")
+    monkeypatch.setattr(time, "sleep", lambda seconds: steps.pop(0)())
+    with caplog.at_level(logging.INFO, "openbook"):
+        up(
+            *(["--config", str(config)] if follows else []),
+            env={"OPENBOOK_SERVING__TLS": json.dumps({"certificate": str(certificate), "key": str(key)})},
+        )
+    unusable, renewed = caplog.messages
+    assert "its files cannot be used" in unusable
+    assert unusable.endswith("the former certificate goes on")
+    assert renewed == "serving.tls: certificates were renewed"
 
 
 def test_the_corpus_is_built_once(tmp_path: Path) -> None:

@@ -210,9 +210,10 @@ def _check_access(settings: Settings) -> None:
 FileState = tuple[int, int] | None  # none while there is none
 
 
-def follow(path: Path, settings: Settings, seen: FileState) -> NoReturn:
+def follow(path: Path, settings: Settings, seen: FileState, look: Callable[[], object] = lambda: None) -> NoReturn:
     """Whenever the settings file changes from what was `seen` of it, run the system by what it says now, without a
     pause. What cannot be done is logged and left: the system, which was started with `settings`, goes on as it was.
+    As often it does `look`.
     """
     from ray.exceptions import RayError
     from ray.serve.exceptions import RayServeException
@@ -220,6 +221,7 @@ def follow(path: Path, settings: Settings, seen: FileState) -> NoReturn:
     running, problems = settings, (OpenbookError, RayError, RayServeException)
     while True:
         time.sleep(POLL_S)
+        look()
         if state_of(path) == seen:
             continue
         seen = state_of(path)
