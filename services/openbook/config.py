@@ -319,8 +319,9 @@ class ServingSettings(Section):
 
     @property
     def http_url(self) -> str:
-        """Where it answers over HTTP."""
-        return f"http{'s' if self.tls else ''}://{self.host}:{self.http_port}"
+        """Where it answers over HTTP, as this machine opens it."""
+        host = "localhost" if self.host == "0.0.0.0" else self.host  # which browsers do not all open
+        return f"http{'s' if self.tls else ''}://{host}:{self.http_port}"
 
     @property
     def grpc_address(self) -> str:

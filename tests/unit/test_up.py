@@ -82,6 +82,12 @@ def test_it_opens_the_page_if_asked_to(served: list[Path | None], opened: list[s
     assert opened == ["http://127.0.0.1:8765/"]
 
 
+def test_where_it_listens_everywhere_the_page_has_an_address_that_opens(served: list[Path | None]) -> None:
+    assert "ready: http://localhost:8000/ in a browser, gRPC 0.0.0.0:9000" in up(
+        env={"OPENBOOK_SERVING__HOST": "0.0.0.0"}
+    )
+
+
 @pytest.mark.parametrize("follows", [False, True])
 def test_it_says_what_becomes_of_a_renewed_certificate(
     follows: bool,
