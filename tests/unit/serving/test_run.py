@@ -31,7 +31,7 @@ from openbook.config import ServingSettings, Settings, parse
 from openbook.errors import InvalidConfig, InvalidModel, StartupError
 from openbook.processes import free_port, free_ports
 from openbook.serving import app
-from openbook.serving.launch import fitting, run
+from openbook.serving.launch import fitting, run, stop
 from openbook.serving.workers.routing import AnsweringRouter
 
 
@@ -140,6 +140,42 @@ def test_what_was_asked_has_its_time_when_the_endpoint_stops(monkeypatch: pytest
         serving, _, _, stops_within_s = given
     assert stops_within_s > 1000
     assert int(run.serve_flags(serving, tmp_path, stops_within_s)["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > 1000
+
+
+def test_replicas_that_still_start_are_not_waited_for_when_the_endpoint_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no answers to finish. One that answers has its time, and Serve the time to tell all of them."""
+    states = {f"SERVE_REPLICA::openbook#ingress#{state}": state for state in ("STARTING", "RUNNING")}
+    starts, answers = states
+    alive, n_waits = set(states), 0
+
+    class Controller:
+        """As Serve's, of which Ray would make an actor."""
+
+        def __getattr__(self, method: str) -> Any:
+            return SimpleNamespace(remote=lambda *_: getattr(self, f"_{method}")())
+
+        def _get_serve_instance_details(self) -> dict[str, Any]:
+            replicas = [{"actor_name": name, "state": state} for name, state in states.items()]
+            return {"applications": {"openbook": {"deployments": {"ingress": {"replicas": replicas}}}}}
+
+        def _delete_apps(self) -> None:
+            states.clear()
+
+    def sleep(seconds: float) -> None:
+        nonlocal n_waits
+        n_waits += 1
+        assert alive >= {starts}
+        assert n_waits <= 3, "it waits for what starts"
+        if n_waits == 3:
+            alive.remove(answers)
+
+    monkeypatch.setattr(ray, "get", lambda value, timeout: value)
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: name)
+    monkeypatch.setattr(ray, "kill", alive.remove)
+    monkeypatch.setattr(ray.util, "list_named_actors", lambda _: [{"name": name} for name in alive])
+    monkeypatch.setattr(stop.time, "sleep", sleep)
+    stop.end_application(Controller(), "openbook", 60)
+    assert (n_waits, alive) == (3, set())
 
 
 @pytest.fixture

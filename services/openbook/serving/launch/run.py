@@ -7,7 +7,7 @@ import shlex
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPException
 from math import ceil, inf
 from pathlib import Path
@@ -26,13 +26,13 @@ from openbook.serving.launch.environment import LONGEST_S, guards, haproxy_files
 from openbook.serving.launch.fitting import fitted
 from openbook.serving.launch.haproxy import PARENT
 from openbook.serving.launch.ports import SERVE_LOGGING
+from openbook.serving.launch.stop import stop_serve
 
 log = logging.getLogger(__name__)
 
 APPLICATION = "openbook"
 POLL_S = 0.5
 READY_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
 N_REPLICA_PORTS = 128
 SPARE_CPUS = 64
 """Ray only counts them. In an update new replicas stand beside the old ones, and there may be more of them."""
@@ -65,7 +65,7 @@ def local_serve(
         from ray.serve.schema import LoggingConfig
 
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        stack.callback(_stop_serve, stops_within_s)
+        stack.callback(stop_serve, APPLICATION, stops_within_s)
         serve.start(
             proxy_location="HeadOnly",
             http_options=HTTPOptions(host=serving.host, port=serving.http_port),
@@ -107,33 +107,6 @@ def _await_running(timeout_s: float, is_wanted: Callable[[], bool]) -> None:
         if waited_s >= timeout_s or not is_wanted():
             raise StartupError(f"the application does not run after {waited_s:.0f} s: {said}")
         time.sleep(POLL_S)
-
-
-def _stop_serve(within_s: int) -> None:
-    """End the application, then Serve. The controller ends itself, and never answers the call that asks it to: by
-    itself, Serve's would be repeated for ever, and Ray says so on the terminal.
-    """
-    import ray
-    from ray import serve
-    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
-
-    with suppress(ValueError, ray.exceptions.RayError):  # it is gone, now or already; or it takes too long
-        controller = ray.get_actor(SERVE_CONTROLLER_NAME, SERVE_NAMESPACE)
-        _end_application(controller, within_s)
-        ray.get(controller.graceful_shutdown.options(max_task_retries=0).remote(), timeout=STOP_TIMEOUT_S)
-    serve.shutdown()
-
-
-def _end_application(controller: Any, within_s: int) -> None:
-    """Let replicas finish what they were asked, as long as that may take. Serve's end would kill its proxies at once,
-    and cut off every answer under way. Raises RayError: the controller does not answer.
-    """
-    import ray
-
-    ray.get(controller.delete_apps.remote([APPLICATION]), timeout=STOP_TIMEOUT_S)
-    give_up, ours = time.monotonic() + within_s, f"SERVE_REPLICA::{APPLICATION}#"
-    while time.monotonic() < give_up and any(ours in each["name"] for each in ray.util.list_named_actors(True)):
-        time.sleep(0.05)
 
 
 @contextmanager
