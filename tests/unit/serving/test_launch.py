@@ -16,7 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from openbook.config import AnswerDefaults, ServingSettings, parse
 from openbook.errors import InvalidModel, StartupError
-from openbook.serving.launch import run
+from openbook.serving.launch import run, stop
 from openbook.serving.launch.environment import LONGEST_S, longest_s
 
 THERE = {"index": {"addresses": ["a:1"]}, "cache": {"url": "redis://b"}}
@@ -134,8 +134,11 @@ def test_what_does_not_become_ready_over_both_protocols_is_told(
 
 def test_replicas_have_their_time_to_finish_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     looks, ended = list[bool](), list[Any]()
-    delete = SimpleNamespace(remote=lambda names: ended.append(names))
-    monkeypatch.setattr(ray, "get", lambda ref, timeout: None)
+    controller = SimpleNamespace(
+        delete_apps=SimpleNamespace(remote=ended.append),
+        get_serve_instance_details=SimpleNamespace(remote=lambda: {"applications": {}}),
+    )
+    monkeypatch.setattr(ray, "get", lambda ref, timeout: ref)
 
     def named(n_looks: int) -> None:
         def list_named_actors(of_all: bool) -> list[dict[str, str]]:
@@ -148,10 +151,10 @@ def test_replicas_have_their_time_to_finish_and_no_more(monkeypatch: pytest.Monk
         monkeypatch.setattr(ray.util, "list_named_actors", list_named_actors)
 
     named(2)
-    run._end_application(SimpleNamespace(delete_apps=delete), 60)
+    stop.end_application(controller, run.APPLICATION, 60)
     assert (len(looks), ended) == (3, [[run.APPLICATION]])
     named(1000)
-    run._end_application(SimpleNamespace(delete_apps=delete), -1)
+    stop.end_application(controller, run.APPLICATION, -1)
     assert not looks
 
 
