@@ -109,7 +109,7 @@ def test_what_names_no_leaders_is_refused(content: str, tmp_path: Path) -> None:
 
 def test_answers_follow_the_memory(files: tuple[Path, Path], tmp_path: Path) -> None:
     """By the command, with the embedded models."""
-    page = tmp_path / "pages" / "memory.html"
+    page = tmp_path / "memory.html"
     options = ["--before", str(files[0]), "--after", str(files[1]), "--out", str(page)]
     done = CliRunner().invoke(app, ["experiment", "memory", *options])
     assert done.exit_code == 0, done.output
