@@ -2,7 +2,7 @@
 
 import pytest
 
-from openbook.serving.workers.under_way import MOST_CALLERS, Shares, UnderWay
+from openbook.serving.workers.under_way import CREDIT_S, MOST_CALLERS, Shares, UnderWay
 from openbook.testing import ManualClock
 
 
@@ -85,19 +85,21 @@ def test_what_came_before_others_is_forgotten_also_while_there_is_nothing_to_do(
         clock.advance(59)
 
 
-def test_who_comes_has_neither_a_claim_to_what_he_left_to_others_nor_a_debt_for_what_nobody_else_wanted() -> None:
+def test_who_comes_has_a_bounded_claim_to_what_he_left_to_others_and_no_debt_for_what_nobody_else_wanted() -> None:
     shares = Shares()
     for _ in range(100):
         shares.begin(["alone"])
         shares.give("alone", 1)
-    shares.begin(["newcomer"])
-    assert shares.end("alone") == shares.end("newcomer") + 1
+    shares.begin(["alone"])
+    assert shares.end("newcomer") == shares.end("alone") - CREDIT_S
     shares.give("newcomer", 5)
-    assert shares.end("newcomer") == shares.end("alone") + 4
+    assert shares.end("newcomer") == shares.end("alone") - CREDIT_S + 5
     shares.begin(["alone", "newcomer"])
-    assert shares.end("third") == shares.end("alone"), "he begins where the batch does"
+    assert shares.end("third") == shares.end("alone") - CREDIT_S, "he comes after who is least far, not furthest"
     shares.begin(["newcomer"])
-    assert shares.end("third") == shares.end("alone") == shares.end("newcomer")
+    assert shares.end("third") == shares.end("newcomer") - CREDIT_S
+    shares.begin(["third"])
+    assert shares.end("third") == shares.end("newcomer") - CREDIT_S, "nobody gets back"
 
 
 def test_of_callers_with_ever_new_names_so_many_are_told_apart_who_got_furthest() -> None:
@@ -106,6 +108,6 @@ def test_of_callers_with_ever_new_names_so_many_are_told_apart_who_got_furthest(
     for n in range(2 * MOST_CALLERS):
         shares.give(f"newcomer {n}", 1)
     assert len(shares) == MOST_CALLERS
-    assert shares.end("much") == 10
+    assert shares.end("much") == 10 - CREDIT_S
     shares.begin(["much"])
-    assert len(shares) == 0
+    assert len(shares) == 1

@@ -10,6 +10,8 @@ MEMORY_S = 30.0
 """Within which what came before others loses most of its weight."""
 MOST_BEFORE = 0.5
 """Of the time to come, what at most is expected to go to who comes later and before others."""
+CREDIT_S = 3.0
+"""Of what somebody left to others, as much is his when he comes back: several things that he asks for at once."""
 MOST_CALLERS = 1000
 """Who are told apart: they choose their names. One more is as one who comes for the first time."""
 
@@ -19,25 +21,25 @@ W = TypeVar("W")
 class Shares:
     """How far each caller's share of the time has got, by start-time fair queueing (Goyal, Vin and Cheng, 1996).
 
-    Who comes begins where the batch under way began. So what somebody left to others is no claim of his, and what he
-    had while nobody else wanted it no debt.
+    Who comes begins CREDIT_S before the batch under way. So no more than that of what he left to others is a claim of
+    his, and what he had while nobody else wanted it no debt.
     """
 
     def __init__(self) -> None:
         self._now = 0.0
-        self._ends: dict[str, float] = {}  # of those who are ahead
+        self._ends: dict[str, float] = {}  # of those who are further than who comes
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def end(self, caller: str) -> float:
         """Until where he has had his."""
-        return max(self._now, self._ends.get(caller, 0.0))
+        return self._ends.get(caller, self._now - CREDIT_S)
 
     def begin(self, callers: Iterable[str]) -> None:
         """A batch of theirs does."""
-        self._now = min(self.end(caller) for caller in callers)
-        self._ends = {caller: end for caller, end in self._ends.items() if end > self._now}
+        self._now = max(self._now, min(self.end(caller) for caller in callers))
+        self._ends = {caller: end for caller, end in self._ends.items() if end > self._now - CREDIT_S}
 
     def give(self, caller: str, seconds: float) -> None:
         """He has so many."""
