@@ -216,40 +216,8 @@ def test_another_question_of_the_long_kind_waits() -> None:
     assert run(test).finished == [SHORT, LONG, LONG + 1]
 
 
-def test_short_work_takes_half_of_the_time_and_is_not_counted_as_the_long_ones() -> None:
-    clock = ManualClock()
-    log: list[str] = []
-
-    async def main() -> None:
-        worker = Worker("worker", clock)
-        begun, all_there = threading.Event(), threading.Event()
-
-        def long(check: Check) -> None:
-            begun.set()
-            all_there.wait()
-            for _ in range(4):
-                clock.advance(1)
-                log.append("long")
-                check()
-
-        def short() -> None:
-            clock.advance(1)
-            log.append("short")
-
-        task = asyncio.create_task(worker.run(long))
-        await asyncio.to_thread(begun.wait)
-        shorts = [asyncio.create_task(worker.run_between(lambda _: short())) for _ in range(4)]
-        await asyncio.sleep(0)
-        all_there.set()
-        assert await task == (None, 4.0)
-        assert await asyncio.gather(*shorts) == [(None, 1.0)] * 4
-        worker.shutdown()
-
-    asyncio.run(main())
-    assert log == ["long", "short", "short", "long", "short", "long", "short", "long"]
-
-
-def test_what_goes_first_waits_for_no_share_and_takes_none_from_what_is_short() -> None:
+def turns(n_long: int, *between: str) -> list[str]:
+    """Whose second it was: of long work of so many, or of what is let past, which is all there from the beginning."""
     clock = ManualClock()
     log: list[str] = []
 
@@ -264,23 +232,32 @@ def test_what_goes_first_waits_for_no_share_and_takes_none_from_what_is_short() 
         def long(check: Check) -> None:
             begun.set()
             all_there.wait()
-            for _ in range(3):
+            for _ in range(n_long):
                 step("long")
                 check()
 
         task = asyncio.create_task(worker.run(long))
         await asyncio.to_thread(begun.wait)
-        between = [
+        past = [
             asyncio.create_task(worker.run_between(lambda _, name=name: step(name), name == "first"))
-            for name in ("short", "short", "first", "first", "first")
+            for name in between
         ]
         await asyncio.sleep(0)
         all_there.set()
-        assert await task == (None, 3.0)
-        assert await asyncio.gather(*between) == [(None, 1.0)] * 5
+        assert await task == (None, float(n_long))
+        assert await asyncio.gather(*past) == [(None, 1.0)] * len(between)
         worker.shutdown()
 
     asyncio.run(main())
+    return log
+
+
+def test_short_work_takes_half_of_the_time_and_is_not_counted_as_the_long_ones() -> None:
+    assert turns(4, *["short"] * 4) == ["long", "short", "short", "long", "short", "long", "short", "long"]
+
+
+def test_what_goes_first_waits_for_no_share_and_takes_none_from_what_is_short() -> None:
+    log = turns(3, "short", "short", "first", "first", "first")
     assert log == ["long", "first", "first", "first", "short", "short", "long", "long"]
 
 
