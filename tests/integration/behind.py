@@ -5,12 +5,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
+import psutil
 from proxies import CONFIG, PATIENCE_S, started
 from ray.serve._private import haproxy
 from ray.serve._private.common import RequestProtocol
@@ -28,6 +29,7 @@ class Behind:
     http: int
     grpc: int
     ingresses: "list[subprocess.Popen[str]]"
+    ports: list[list[int]]  # theirs, of HTTP and gRPC
     pid: int = 0  # of HAProxy
 
     def takes_commands(self) -> bool:
@@ -78,6 +80,16 @@ class Behind:
         rows = csv.DictReader(tls.tell(self.folder / "admin.sock", "show stat\n").splitlines())
         return {(row["# pxname"], row["svname"]): row for row in rows}
 
+    @contextmanager
+    def succeeded_by_one_that_knows(self, *ingresses: int) -> Iterator[None]:
+        """Another HAProxy has our ports, as Serve starts one whenever a replica comes or goes."""
+        former = psutil.Process(self.pid)
+        _configure(self, ingresses)
+        leave = ["-sf", str(self.pid), "-x", str(self.folder / "admin.sock")]
+        with started(self.folder, lambda: not _listens(former), arguments=leave) as process:
+            self.pid = process.pid
+            yield
+
     def tell_all(self, number: int) -> None:
         for process in self.ingresses:
             process.send_signal(number)
@@ -99,18 +111,24 @@ def behind_haproxy(folder: Path) -> Iterator[Behind]:
         ingresses = [start([sys.executable, str(script)], text=True, **pipes) for _ in range(2)]
         for process in ingresses:
             stack.callback(end, process)
-        found = Behind(folder, free_port(), free_port(), ingresses)
-        ports = [process.stdout.readline().split() for process in ingresses if process.stdout]
+        said = [process.stdout.readline().split() for process in ingresses if process.stdout]
+        ports = [[int(each) for each in pair] for pair in said]
         assert len(ports) == 2
-        _configure(found, [[int(each) for each in pair] for pair in ports])
+        found = Behind(folder, free_port(), free_port(), ingresses, ports)
+        _configure(found, range(2))
         stack.callback(found.tell_all, signal.SIGCONT)
         found.pid = stack.enter_context(started(folder, found.takes_commands)).pid
         found.until("UP", 0, 1)
         yield found
 
 
-def _configure(behind: Behind, ports: list[list[int]]) -> None:
-    """As Serve's manager of HAProxy writes it."""
+def _listens(process: psutil.Process) -> bool:
+    """Whether it takes connections by any port."""
+    return any(each.status == psutil.CONN_LISTEN for each in process.net_connections())
+
+
+def _configure(behind: Behind, ingresses: Iterable[int]) -> None:
+    """As Serve's manager of HAProxy writes it, for these."""
     spare = free_ports(3)
     files = {name: str(behind.folder / name) for name in ("server_state_base", "server_state_file")}
     config = haproxy.HAProxyConfig(
@@ -130,7 +148,7 @@ def _configure(behind: Behind, ports: list[list[int]]) -> None:
             path_prefix="/",
             app_name="openbook",
             protocol=protocol,
-            servers=[haproxy.ServerConfig(str(number), "127.0.0.1", pair[i]) for number, pair in enumerate(ports)],
+            servers=[haproxy.ServerConfig(str(number), "127.0.0.1", behind.ports[number][i]) for number in ingresses],
             fallback_server=haproxy.ServerConfig("fallback", "127.0.0.1", spare + 2),
         )
         for i, (name, protocol) in enumerate((("http", RequestProtocol.HTTP), ("grpc", RequestProtocol.GRPC)))

@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
@@ -44,10 +44,13 @@ def configure(folder: Path, sections: str) -> None:
 
 @contextmanager
 def started(
-    folder: Path, is_ready: Callable[[], bool], environment: Mapping[str, str] | None = None
+    folder: Path,
+    is_ready: Callable[[], bool],
+    environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
 ) -> "Iterator[subprocess.Popen[bytes]]":
     """HAProxy with the configuration that stands in the folder, once it is ready."""
-    command = [sys.executable, "-m", "openbook.serving.launch.haproxy", "-db", "-f", str(folder / CONFIG)]
+    command = [sys.executable, "-m", "openbook.serving.launch.haproxy", "-db", "-f", str(folder / CONFIG), *arguments]
     with (folder / LOG).open("w") as output:
         process = start(command, env={**os.environ, **(environment or {})}, stdout=output, stderr=output)
     try:

@@ -2,11 +2,12 @@
 it and we mend it."""
 
 import asyncio
+import http.client
 import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from time import monotonic
 
@@ -17,6 +18,7 @@ import pytest
 from behind import Behind, behind_haproxy
 from proxies import PATIENCE_S, until
 
+from openbook.processes import end
 from openbook.serving.launch.haproxy import CONNECT_S
 
 LATEST_S = 8.0
@@ -184,6 +186,25 @@ async def stop(behind: Behind) -> None:
         both = {str(stopping.pid), str(other.pid)}
         assert await answers == both
         assert set(await streams) == {f"{pid} {pid}" for pid in both}
+
+
+def test_who_has_kept_a_connection_to_a_former_process_is_answered_by_a_replica_of_the_next(behind: Behind) -> None:
+    gone, other = behind.ingresses
+    kept = http.client.HTTPConnection("127.0.0.1", behind.http, timeout=PATIENCE_S)
+
+    def ask() -> tuple[str, str | None, bytes]:
+        kept.request("POST", "/Ingress/Ask", b"who")
+        reply = kept.getresponse()
+        over_grpc = channel.unary_unary("/Ingress/Ask")(b"who", timeout=PATIENCE_S)
+        return reply.read().decode(), reply.getheader("connection"), over_grpc
+
+    channel = grpc.insecure_channel(f"127.0.0.1:{behind.grpc}")
+    with channel, closing(kept), behind.succeeded_by_one_that_knows(0):
+        assert ask() == (str(gone.pid), None, str(gone.pid).encode())
+        with behind.succeeded_by_one_that_knows(1):
+            end(gone)
+            # Over HTTP he is told to connect anew; over gRPC he was at once.
+            assert ask() == (str(other.pid), "close", str(other.pid).encode())
 
 
 def test_haproxy_gives_back_the_memory_that_an_attack_took(behind: Behind) -> None:

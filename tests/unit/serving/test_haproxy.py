@@ -44,6 +44,7 @@ def test_what_is_missing_is_added_and_what_is_open_is_closed() -> None:
     assert [line.split()[1] for line in lines if "bind" in line] == [
         "127.0.0.1:9101",
         "127.0.0.1:8000",
+        "unix@/tmp/x/h",
         "127.0.0.1:8404",
     ]
     assert not any("errorfile" in line for line in lines)
@@ -129,12 +130,15 @@ def test_both_protocols_are_encrypted_in_the_templates_of_this_ray() -> None:
     open_lines = [
         line for line in lines if re.match(" *bind ", line) and " ssl " not in line and "127.0.0.1" not in line
     ]
-    assert [line.split()[1] for line in open_lines] == [
-        "unix@/run/http.sock",
+    assert sorted(line.split()[1] for line in open_lines) == [
         "unix@/run/grpc.sock",
+        "unix@/run/http.sock",
+        "unix@/tmp/x/g",
+        "unix@/tmp/x/h",
     ]
+    assert all(" mode 600" in line for line in open_lines)
     assert sum("verify required" in line for line in lines) == 2
-    assert "unix@" not in tls.encrypted(mended(TEMPLATES, FOLDER), FOLDER, files, None)
+    assert "unix@/run" not in tls.encrypted(mended(TEMPLATES, FOLDER), FOLDER, files, None)
 
 
 def test_where_nothing_can_be_encrypted_nothing_is_served() -> None:

@@ -43,6 +43,16 @@ WHOLE_CALLS = f"""\
 Of our methods none answers before all has been asked; reflection does, and so is counted apart.
 """
 
+SUCCESSOR = """\
+backend {protocol}_successor
+    server successor unix@{socket}{speaks}
+\\g<0>    bind unix@{socket} mode 600{speaks}
+    use_backend {protocol}_successor if {{ stopping }}
+"""
+"""Of a frontend: a process whose successor has its ports asks that one. Its own replicas may be gone, and who has kept
+a connection asks over it.
+"""
+
 SILENT_S = 1
 """How long a replica may take to say that it is well, and how often it is asked, where there is another one. After two
 silences in a row, so 2.3 to 3.3 s after it froze, it is down.
@@ -173,6 +183,13 @@ def mended(config: str, folder: Path) -> str:
     config = _surely(r"^frontend http_frontend\n", rf"\g<0>    option http-buffer-request\n{OPENAI}", config)
     n_grpc = len(re.findall(r"^ *bind .* proto h2$", config, flags=re.M))  # none where gRPC is not served
     config = _surely(r"^frontend grpc_frontend\n", rf"\g<0>{WHOLE_CALLS}", config, n_grpc)
+    for protocol, speaks in (("http", ""), ("grpc", " proto h2")):
+        config = re.sub(
+            rf"^frontend {protocol}_frontend\n(?:(?!\w| *(?:use|default)_backend ).*\n)*",
+            SUCCESSOR.format(protocol=protocol, socket=folder / protocol[0], speaks=speaks),
+            config,
+            flags=re.M,
+        )
     # Every local user might command it by its socket, and all the world read its figures.
     config = _surely(r"^( *stats socket .*) mode 666 ", r"\1 mode 600 ", config)
     return _surely(r"^((?:frontend prometheus|listen stats)\n *bind) \*?:", r"\1 127.0.0.1:", config, 2)
