@@ -21,6 +21,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from itertools import groupby
 from pathlib import Path
 
@@ -40,7 +41,6 @@ from openbook.core.types import Float32
 from openbook.corpus.build import embedded_documents
 from openbook.corpus.questions import read_questions
 from openbook.corpus.read import read_passages
-from openbook.models.batches import Batches
 from openbook.models.encoder import TextEncoder, embed
 from openbook.models.formats import pad
 
@@ -73,9 +73,8 @@ def bare_batches(encoder: TextEncoder, portioned: Sequence[Sequence[str]]) -> li
         found.append(pad(rows, pad_id, length))
         return np.zeros((len(rows), 1), np.float32)
 
-    batches = Batches(note, encoder.pooling.max_tokens, 1)
-    batches.keep_bits()
-    found.clear()
+    batches = copy(encoder._batches)
+    batches._compute = note
     for portion in portioned:
         for _ in batches.embed(encoder._tokenizer(list(portion))["input_ids"], go_on):
             pass
@@ -85,8 +84,6 @@ def bare_batches(encoder: TextEncoder, portioned: Sequence[Sequence[str]]) -> li
 def run(dtype: str, questions: Sequence[str], rounds: int) -> dict[str, float]:
     """Seconds of everything for one dtype."""
     encoder = TextEncoder.load(EncoderSettings(dtype=dtype))
-    if not encoder._batches.keep_bits():
-        sys.exit(f"{dtype}: batches change bits on this machine: there is nothing to measure")
     portioned = portions(encoder, questions)
     alone = np.concatenate([encoder.encode_questions([question]) for portion in portioned for question in portion])
     together = np.concatenate([encoder.encode_questions(portion) for portion in portioned])

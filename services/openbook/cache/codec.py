@@ -42,14 +42,14 @@ class Codec(Protocol[V]):
 class EmbeddingCodec:
     """(d,) embeddings as little-endian float32, which gives the same bits back, or as float16, at half the size.
 
-    The 3 in the key is the version of the value's format, and of how encoders compute (see `models.batches`).
+    The 4 in the key is the version of the value's format, and of how encoders compute (see `models.batches`).
     """
 
     tier: Final = "redis"
 
     def __init__(self, dtype: str = "float32") -> None:
         self._dtype = np.dtype(dtype).newbyteorder("<")
-        self.prefix = "openbook:query:3:" if dtype == "float32" else f"openbook:query:3:{dtype}:"
+        self.prefix = "openbook:query:4:" if dtype == "float32" else f"openbook:query:4:{dtype}:"
 
     def pack(self, value: Float32) -> bytes:
         with np.errstate(over="ignore"):  # infinite then, and a miss when it is read

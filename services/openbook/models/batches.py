@@ -1,8 +1,8 @@
-"""Questions in batches of a few fixed shapes: no faster than one by one unless each keeps the bits that it has alone.
+"""Questions in batches of a few fixed shapes, in each of which a question has the same bits.
 
 How a product of matrices is added up may depend on its shape. So a question is always padded to the same length, alone
-or in company, and whether a row of a larger batch then has the bits of a row alone is tried, not believed: it depends
-on the processor and on the libraries.
+or in company, and with how many rows at once it has which bits is tried, not believed: it depends on the processor and
+on the libraries.
 """
 
 import logging
@@ -25,10 +25,31 @@ LENGTHS = (16, 32, 64)
 """In tokens. Longer questions are rare, gain little by company, and are computed alone, at their own length."""
 BATCH_TOKENS = 256
 """Of a batch, padding included. More are hardly faster on a core, and every shape has to be tried at the start."""
+ALONE_TOKENS = 128
+"""As many may be computed for a question that comes alone: copies of it fill the smallest batch, where batches have
+other bits than a row by itself. On a core with AMX, in bfloat16, four rows of 16 take half as long again as one, and 16
+of them two and a half times as long; eight of 32, too, and four of them three quarters longer.
+"""
+
+
+def n_trial(dtype: str) -> int:
+    """Of how many rows to compare the bits. In float32 every row shows that sums were added up in another order. In
+    half precision most of that is lost in the next rounding: two rows of 15 tokens in five show it, nine of 63 in ten
+    (on a core with AMX).
+    """
+    return 4 if dtype == "float32" else 16
+
+
+def bits(compute: Compute, rows: Sequence[Row], length: int, n: int, order: int = 0) -> list[bytes]:
+    """All that each row has where n are computed at once, in one of many orders."""
+    places = np.random.default_rng([order, n]).permutation(np.arange(max(n, len(rows))) % len(rows))
+    batches = np.split(places, len(places) // n)
+    found = np.concatenate([compute([rows[i] for i in batch], length) for batch in batches])
+    return sorted({bytes([i]) + each.tobytes() for i, each in zip(places, found, strict=True)})
 
 
 class Batches:
-    """Rows computed at one of LENGTHS, 1, 2, 4 ... of them at once.
+    """Rows computed at one of LENGTHS, some number of them at once.
 
     A row is shorter than its length: a batch without padding would take another way through attention.
 
@@ -36,13 +57,16 @@ class Batches:
         compute: what embeds them.
         max_tokens: the longest row that it can read.
         n_words: token ids are less than this.
+        n_trial: of how many rows the bits are compared.
     """
 
-    def __init__(self, compute: Compute, max_tokens: int, n_words: int) -> None:
+    def __init__(self, compute: Compute, max_tokens: int, n_words: int, n_trial: int) -> None:
         self._compute = compute
+        self._n_trial = n_trial
         self._lengths = [length for length in LENGTHS if length < max_tokens]
         self._n_words = n_words
-        self._equal: dict[int, bool] = {}  # by torch's threads, whose number is the whole process's
+        # By torch's threads, whose number is the whole process's, and length.
+        self._tried: dict[tuple[int, int], list[int]] = {}
 
     def length(self, n_tokens: int) -> int:
         """At which a row of so many tokens is computed: one of LENGTHS, or any that is longer than those."""
@@ -55,37 +79,34 @@ class Batches:
         for i, row in enumerate(rows):
             by_length.setdefault(self.length(len(row)), []).append(i)
         for length, found in by_length.items():
-            n_max = self._n_max(length) if len(found) > 1 and self.keep_bits() else 1
-            for start in range(0, len(found), n_max):
+            sizes = self._sizes(length)
+            while found:
                 check()
-                batch = found[start : start + n_max]
-                filling = batch[:1] * (_power_of_two(len(batch)) - len(batch))
+                full = [n for n in sizes if n < 2 * len(found)] or sizes[:1]  # none that is hardly filled
+                n = next((n for n in full if n >= len(found)), full[-1])
+                batch, found = found[:n], found[n:]
+                filling = batch[:1] * (n - len(batch))
                 yield batch, self._compute([rows[i] for i in batch + filling], length)[: len(batch)]
 
-    def keep_bits(self) -> bool:
-        """Whether rows have the same bits in company as alone: tried once for every number of threads."""
-        n_threads = torch.get_num_threads()
-        if n_threads not in self._equal:
-            self._equal[n_threads] = equal = all(map(self._is_equal, self._lengths))
-            how = "in batches, with the bits that each has alone" if equal else "one by one: batches change their bits"
-            log.info("questions are computed %s", how)
-        return self._equal[n_threads]
+    def try_all(self) -> None:
+        """Find out now how many rows are computed at once, so that no question waits for it."""
+        found = [(self._sizes(length), length) for length in self._lengths]
+        how = ", ".join(f"{sizes[0]} to {sizes[-1]} at once up to {length - 1} tokens" for sizes, length in found)
+        log.info("questions are computed %s: so each has the same bits in any company", how or "one by one")
 
-    def _is_equal(self, length: int) -> bool:
-        """Whether batches of all sizes give each row, whatever its place, the bits that it has alone."""
-        rng = np.random.default_rng(length)
-        rows = [rng.integers(0, self._n_words, size).tolist() for size in (length // 4, length - 1)]
-        alone = np.concatenate([self._compute([row], length) for row in rows])
-        for n in (2**i for i in range(1, self._n_max(length).bit_length())):
-            places = rng.integers(0, len(rows), n)
-            if self._compute([rows[i] for i in places], length).tobytes() != alone[places].tobytes():
-                return False
-        return True
-
-    def _n_max(self, length: int) -> int:
-        return BATCH_TOKENS // length if length in self._lengths else 1
-
-
-def _power_of_two(n: int) -> int:
-    """The first that is at least n."""
-    return 1 << (n - 1).bit_length()
+    def _sizes(self, length: int) -> list[int]:
+        """How many rows at once: numbers with all of which a row has the same bits, in any place and company."""
+        if length not in self._lengths:
+            return [1]
+        key = torch.get_num_threads(), length
+        if key not in self._tried:
+            rng = np.random.default_rng(length)
+            rows = [rng.integers(0, self._n_words, length - 1).tolist() for _ in range(self._n_trial)]
+            sizes = [2**i for i in range((BATCH_TOKENS // length).bit_length())]
+            found = {n: bits(self._compute, rows, length, n) for n in sizes}
+            for most in reversed(sizes):
+                equal = [n for n in sizes if found[n] == found[most]]
+                if equal[0] * length <= ALONE_TOKENS and bits(self._compute, rows, length, most, 1) == found[most]:
+                    self._tried[key] = equal
+                    break
+        return self._tried[key]

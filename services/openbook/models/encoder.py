@@ -17,7 +17,7 @@ from openbook.core.fingerprint import json_digest
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidModel, InvalidRequest
 from openbook.models import embedded
-from openbook.models.batches import Batches
+from openbook.models.batches import Batches, n_trial
 from openbook.models.checkpoint import place, use_threads
 from openbook.models.embedded import EMBEDDED
 from openbook.models.formats import pad
@@ -142,9 +142,9 @@ class TextEncoder:
             self.dimension = len(self._embed([[tokenizer.pad_token_id]])[0])
         """d"""
         limits = self.pooling.max_tokens, self._model.config.vocab_size
-        self._batches = Batches(self._embed, *limits)
+        self._batches = Batches(self._embed, *limits, n_trial(self.dtype))
         kind = self._model.device.type
-        self._packing = Packing(self._embed, *limits, on_cpu=kind == "cpu")
+        self._packing = Packing(self._embed, *limits, n_trial(self.dtype), on_cpu=kind == "cpu")
         self.embeds_passages_by = f"{self.fingerprint}, padded by {STEP}, {kind}"
         """All that determines the bits of a passage's embedding besides its text, but for the make of the processor and
         the version of the libraries."""
@@ -155,7 +155,7 @@ class TextEncoder:
         encoder = cls(load_encoder(settings.model, role, settings.passage_model), settings)
         if role == "query":
             with _told_if_gpu_full(settings):
-                encoder._batches.keep_bits()  # tried now, so that no question waits for it
+                encoder._batches.try_all()
         return encoder
 
     def n_tokens(self, question: str) -> int:

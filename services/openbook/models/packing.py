@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from openbook.core.types import Float32
-from openbook.models.batches import Compute, Row
+from openbook.models.batches import Compute, Row, bits
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ BATCH_TOKENS = 1 << 10
 GPU_BATCH_TOKENS = 1 << 14
 ALONE_FIRST = 1 / 32
 """A batch is tried on a CPU once so many rows for each of its tokens were computed alone. To try costs as much as a
-batch; alone a row of 128 tokens costs a tenth more than in one, a row of 32 twice as much."""
+batch or two; alone a row of 128 tokens costs a tenth more than in one, a row of 32 twice as much."""
 
 
 class Packing:
@@ -41,13 +41,15 @@ class Packing:
         compute: what embeds them.
         max_tokens: the longest row that it can read.
         n_words: token ids are less than this.
+        n_trial: of how many rows the bits are compared, at most, on a CPU.
         on_cpu: where it computes.
     """
 
-    def __init__(self, compute: Compute, max_tokens: int, n_words: int, on_cpu: bool) -> None:
+    def __init__(self, compute: Compute, max_tokens: int, n_words: int, n_trial: int, on_cpu: bool) -> None:
         self._compute = compute
         self._max_tokens = max_tokens
         self._n_words = n_words
+        self._n_trial = n_trial
         self._on_cpu = on_cpu
         self.batch_tokens = BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS
         self.alone_first = ALONE_FIRST
@@ -77,7 +79,7 @@ class Packing:
         """How many rows of a length to compute at once, if so many are left: a power of two; more only on a GPU."""
         most: int = 1 << round(log2(max(1, self.batch_tokens / length)))
         if not self._on_cpu:
-            self._keeps_bits(most, most, length)  # else it says so
+            self._keeps_bits(most, length)  # else it says so
             return most
         n = min(most, 1 << (n_left.bit_length() - 1))
         while n > 1:
@@ -85,24 +87,26 @@ class Packing:
             if key not in self._tried and self._alone[key] < self.alone_first * n * length:
                 self._alone[key] += 1
                 return 1
-            if self._keeps_bits(n, 1, length):
+            if self._keeps_bits(n, length):
                 return n
             n //= 2
         return 1
 
-    def _keeps_bits(self, n: int, least: int, length: int) -> bool:
-        """Whether n rows at once have the bits of the first of `least`, wherever they stand: tried once."""
+    def _keeps_bits(self, n: int, length: int) -> bool:
+        """Whether n rows at once have the same bits wherever they stand, on a CPU those of one alone: tried once."""
         if n == 1:
             return True
         key = torch.get_num_threads(), n, length
         if key not in self._tried:
             rng = np.random.default_rng(length)
             shortest = max(1, length - STEP) if length <= self._max_tokens else length - 1
-            rows = [rng.integers(0, self._n_words, size).tolist() for size in (shortest, length - 1)]
-            wanted = np.stack([self._compute([row] * least, length)[0] for row in rows])
-            places = rng.permutation(np.arange(n) % len(rows))
-            found = self._compute([rows[i] for i in places], length)
-            self._tried[key] = found.tobytes() == wanted[places].tobytes()
-            if not self._tried[key]:
-                log.warning("bits of passages depend on their company: %d of %d tokens at once", n, length)
+            sizes = np.resize([shortest, length - 1], self._n_trial if self._on_cpu else 2)
+            rows = [rng.integers(0, self._n_words, size).tolist() for size in sizes]
+            found = bits(self._compute, rows, length, n)
+            self._tried[key] = (
+                found == bits(self._compute, rows, length, 1) if self._on_cpu else len(found) == len(rows)
+            )
+            if not self._tried[key]:  # on a CPU fewer are computed at once, and all is well
+                level = logging.INFO if self._on_cpu else logging.WARNING
+                log.log(level, "bits of passages depend on their company: %d of %d tokens at once", n, length)
         return self._tried[key]

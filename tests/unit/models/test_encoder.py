@@ -339,7 +339,7 @@ def test_fingerprints_tell_weights_tokenizers_and_pooling_apart(tmp_path: Path) 
     assert len(others | {plain}) == 4
 
 
-@pytest.mark.parametrize("step", ["TextEncoder._embed", "Batches.keep_bits"])
+@pytest.mark.parametrize("step", ["TextEncoder._embed", "Batches.try_all"])
 def test_a_gpu_without_room_for_the_first_question_is_told_in_a_line(
     step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
-"""Questions in batches: each has the bits that it has alone, or there are no batches."""
+"""Questions in batches: each has the same bits, whatever it comes with, or is computed alone."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
@@ -17,7 +17,7 @@ from openbook.config import EncoderSettings
 from openbook.core.deadline import go_on
 from openbook.core.types import Float32
 from openbook.errors import DeadlineExceeded, InvalidRequest
-from openbook.models.batches import BATCH_TOKENS, LENGTHS, Batches, Row
+from openbook.models.batches import ALONE_TOKENS, BATCH_TOKENS, LENGTHS, Batches, Row
 from openbook.models.encoder import TextEncoder
 
 CLS = {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
@@ -26,16 +26,15 @@ QUESTIONS = st.lists(st.lists(st.sampled_from(tiny.WORDS), min_size=1, max_size=
 
 
 class Counting:
-    """Stands in for a model: a row's embedding is its own, or depends on how many come with it."""
+    """Stands in for a model: a row's embedding is its own, and has other bits by the number of rows and its place."""
 
-    def __init__(self, depends_on_company: bool = False) -> None:
-        self.depends_on_company = depends_on_company
+    def __init__(self, bits: Callable[[int, int], float] = lambda n, place: 0) -> None:
+        self.bits = bits
         self.shapes: list[tuple[int, int]] = []
 
     def __call__(self, rows: Sequence[Row], length: int) -> Float32:
         self.shapes.append((len(rows), length))
-        company = len(rows) * 1e-3 * self.depends_on_company
-        return np.array([[sum(row) + company, len(row)] for row in rows], np.float32)
+        return np.array([[sum(row), len(row) + self.bits(len(rows), i) / 16] for i, row in enumerate(rows)], np.float32)
 
 
 def embedded(batches: Batches, rows: Sequence[Row]) -> list[tuple[list[int], Float32]]:
@@ -108,8 +107,8 @@ def test_padding_changes_nothing_but_the_last_bits(folder: str) -> None:
 
 def test_batches_are_of_one_length_and_of_few_sizes() -> None:
     compute = Counting()
-    batches = Batches(compute, max_tokens=512, n_words=100)
-    assert batches.keep_bits()
+    batches = Batches(compute, max_tokens=512, n_words=100, n_trial=4)
+    batches.try_all()
     compute.shapes.clear()
     rows = rows_of(3, 15, 16, 31, 32, 5, 63, 64, 500, 7, 2, *[9] * 20)
     found = embedded(batches, rows)
@@ -119,35 +118,81 @@ def test_batches_are_of_one_length_and_of_few_sizes() -> None:
     assert compute.shapes == [(16, 16), (16, 16), (2, 32), (2, 64), (1, 65), (1, 500)]
 
 
-def test_every_shape_that_is_used_was_tried(caplog: pytest.LogCaptureFixture) -> None:
-    compute = Counting()
-    batches = Batches(compute, max_tokens=512, n_words=100)
+@given(st.lists(st.integers(0, 3), min_size=5, max_size=5), st.lists(st.integers(1, 40), min_size=1, max_size=40))
+def test_only_numbers_of_rows_with_which_each_has_the_same_bits_are_computed_together(
+    classes: list[int], lengths: list[int]
+) -> None:
+    """For each number of rows, its class; in the last, bits depend on the place, but of a row alone."""
+    compute = Counting(
+        lambda n, place: (
+            1 + place % 2 if n > 1 and classes[n.bit_length() - 1] == 3 else 4 * classes[n.bit_length() - 1]
+        )
+    )
+    batches = Batches(compute, max_tokens=512, n_words=100, n_trial=4)
+    batches.try_all()
+    compute.shapes.clear()
+    together = np.empty((len(lengths), 2), np.float32)
+    for places, embeddings in embedded(batches, rows_of(*lengths)):
+        together[places] = embeddings
+    shapes = compute.shapes.copy()
+    alone = np.concatenate([embedded(batches, [row])[0][1] for row in rows_of(*lengths)])
+    assert together.tobytes() == alone.tobytes()
+    for size in {size for size, length in shapes if length == 16}:
+        fewest = min(n for n in (1, 2, 4, 8, 16) if classes[n.bit_length() - 1] == classes[size.bit_length() - 1])
+        assert size == 1 or (classes[size.bit_length() - 1] != 3 and fewest * 16 <= ALONE_TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("bits", "sizes", "said"),
+    [
+        ("aaaaa", [[1], [2], [4], [8], [16], [16, 4]], "1 to 16 at once up to 15 tokens, 1 to 8 at once up to 31"),
+        ("aabbb", [[4], [4], [4], [8], [16], [16, 4]], "4 to 16 at once up to 15 tokens, 4 to 8 at once up to 31"),
+        ("abcda", [[1], [1, 1], [1] * 4, [1] * 8, [16], [16, 1, 1, 1, 1]], "1 to 16 at once up to 15 tokens, 4 to 4"),
+        ("aaaab", [[1], [2], [4], [8], [8, 8], [8, 8, 4]], "1 to 8 at once up to 15 tokens, 1 to 8 at once up to 31"),
+        ("abcde", [[8], [8], [8], [8], [8, 8], [8, 8, 8]], "8 to 8 at once up to 15 tokens, 4 to 4 at once up to 31"),
+    ],
+)
+def test_a_row_alone_fills_the_smallest_batch_that_has_the_bits_of_the_largest(
+    bits: str, sizes: list[list[int]], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One letter for each number of rows, 1, 2, 4, 8, 16: those of one letter agree."""
+    compute = Counting(lambda n, place: ord(bits[n.bit_length() - 1]) - ord("a"))
+    batches = Batches(compute, max_tokens=512, n_words=100, n_trial=4)
     with caplog.at_level(logging.INFO, "openbook.models.batches"):
-        assert batches.keep_bits()
+        batches.try_all()
+    assert caplog.messages[0].startswith(f"questions are computed {said}")
+    assert caplog.messages[0].endswith(": so each has the same bits in any company")
+    for n, wanted in zip((1, 2, 4, 8, 16, 20), sizes, strict=True):
+        compute.shapes.clear()
+        embedded(batches, rows_of(*[9] * n))
+        assert compute.shapes == [(size, 16) for size in wanted]
+
+
+def test_every_shape_that_is_used_was_tried() -> None:
+    compute = Counting()
+    batches = Batches(compute, max_tokens=512, n_words=100, n_trial=4)
+    batches.try_all()
     tried = set(compute.shapes)
     for length in LENGTHS:
-        for n in range(2, 2 * BATCH_TOKENS // length):
+        for n in range(1, 2 * BATCH_TOKENS // length):
             compute.shapes.clear()
             embedded(batches, rows_of(*[length - 1] * n))
             assert set(compute.shapes) <= tried
-    assert caplog.messages == ["questions are computed in batches, with the bits that each has alone"]
 
 
-def test_where_bits_depend_on_the_company_each_is_computed_alone(caplog: pytest.LogCaptureFixture) -> None:
-    compute = Counting(depends_on_company=True)
-    batches = Batches(compute, max_tokens=512, n_words=2)
-    with caplog.at_level(logging.INFO, "openbook.models.batches"):
-        found = embedded(batches, rows_of(3, 15, 3, 31, 400))
-    assert caplog.messages == ["questions are computed one by one: batches change their bits"]
+def test_where_bits_depend_on_the_place_each_is_computed_alone() -> None:
+    compute = Counting(lambda n, place: place)
+    batches = Batches(compute, max_tokens=512, n_words=2, n_trial=4)
+    found = embedded(batches, rows_of(3, 15, 3, 31, 400))
     assert [places for places, _ in found] == [[0], [1], [2], [3], [4]]
 
 
 def test_what_was_found_on_one_number_of_threads_is_not_believed_on_another(two_threads: None) -> None:
     compute = Counting()
-    batches = Batches(compute, max_tokens=40, n_words=100)
-    assert batches.keep_bits()
+    batches = Batches(compute, max_tokens=40, n_words=100, n_trial=4)
+    batches.try_all()
     torch.set_num_threads(1)
-    compute.depends_on_company = True
+    compute.bits = lambda n, place: place
     compute.shapes.clear()
     embedded(batches, rows_of(3, 3, 3))
     assert compute.shapes[-3:] == [(1, 16)] * 3
@@ -155,7 +200,7 @@ def test_what_was_found_on_one_number_of_threads_is_not_believed_on_another(two_
 
 def test_lengths_beyond_the_model_are_never_used() -> None:
     compute = Counting()
-    batches = Batches(compute, max_tokens=20, n_words=100)
+    batches = Batches(compute, max_tokens=20, n_words=100, n_trial=4)
     embedded(batches, rows_of(15, 16, 17, 20, 20))
     assert compute.shapes[-4:] == [(1, 17), (1, 17), (1, 20), (1, 20)]
     assert {length for _, length in compute.shapes} == {16, 17, 20}
@@ -163,8 +208,8 @@ def test_lengths_beyond_the_model_are_never_used() -> None:
 
 def test_a_check_between_batches_stops_the_rest() -> None:
     compute = Counting()
-    batches = Batches(compute, max_tokens=512, n_words=100)
-    batches.keep_bits()
+    batches = Batches(compute, max_tokens=512, n_words=100, n_trial=4)
+    batches.try_all()
     compute.shapes.clear()
     calls: list[int] = []
 
