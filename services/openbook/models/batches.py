@@ -32,12 +32,12 @@ of them two and a half times as long; eight of 32, too, and four of them three q
 """
 
 
-def n_trial(dtype: str) -> int:
+def n_trial(dtype: str, length: int) -> int:
     """Of how many rows to compare the bits. In float32 every row shows that sums were added up in another order. In
     half precision most of that is lost in the next rounding: two rows of 15 tokens in five show it, nine of 63 in ten
     (on a core with AMX).
     """
-    return 4 if dtype == "float32" else 16
+    return 4 if dtype == "float32" else max(4, BATCH_TOKENS // length)
 
 
 def bits(compute: Compute, rows: Sequence[Row], length: int, n: int, order: int = 0) -> list[bytes]:
@@ -57,12 +57,12 @@ class Batches:
         compute: what embeds them.
         max_tokens: the longest row that it can read.
         n_words: token ids are less than this.
-        n_trial: of how many rows the bits are compared.
+        dtype: in which it is computed.
     """
 
-    def __init__(self, compute: Compute, max_tokens: int, n_words: int, n_trial: int) -> None:
+    def __init__(self, compute: Compute, max_tokens: int, n_words: int, dtype: str) -> None:
         self._compute = compute
-        self._n_trial = n_trial
+        self._dtype = dtype
         self._lengths = [length for length in LENGTHS if length < max_tokens]
         self._n_words = n_words
         # By torch's threads, whose number is the whole process's, and length.
@@ -101,7 +101,7 @@ class Batches:
         key = torch.get_num_threads(), length
         if key not in self._tried:
             rng = np.random.default_rng(length)
-            rows = [rng.integers(0, self._n_words, length - 1).tolist() for _ in range(self._n_trial)]
+            rows = [rng.integers(0, self._n_words, length - 1).tolist() for _ in range(n_trial(self._dtype, length))]
             sizes = [2**i for i in range((BATCH_TOKENS // length).bit_length())]
             found = {n: bits(self._compute, rows, length, n) for n in sizes}
             for most in reversed(sizes):

@@ -17,7 +17,7 @@ from openbook.core.fingerprint import json_digest
 from openbook.core.types import Float32, Passage
 from openbook.errors import InvalidModel, InvalidRequest
 from openbook.models import embedded
-from openbook.models.batches import Batches, n_trial
+from openbook.models.batches import Batches
 from openbook.models.checkpoint import place, use_threads
 from openbook.models.embedded import EMBEDDED
 from openbook.models.formats import pad
@@ -141,10 +141,10 @@ class TextEncoder:
         with _told_if_gpu_full(settings):  # the weights had room on the GPU, and nothing else has
             self.dimension = len(self._embed([[tokenizer.pad_token_id]])[0])
         """d"""
-        limits = self.pooling.max_tokens, self._model.config.vocab_size
-        self._batches = Batches(self._embed, *limits, n_trial(self.dtype))
+        described = self.pooling.max_tokens, self._model.config.vocab_size, self.dtype
+        self._batches = Batches(self._embed, *described)
         kind = self._model.device.type
-        self._packing = Packing(self._embed, *limits, n_trial(self.dtype), on_cpu=kind == "cpu")
+        self._packing = Packing(self._embed, *described, on_cpu=kind == "cpu")
         self.embeds_passages_by = f"{self.fingerprint}, padded by {STEP}, {kind}"
         """All that determines the bits of a passage's embedding besides its text, but for the make of the processor and
         the version of the libraries."""

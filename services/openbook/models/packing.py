@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from openbook.core.types import Float32
-from openbook.models.batches import Compute, Row, bits
+from openbook.models.batches import Compute, Row, bits, n_trial
 
 log = logging.getLogger(__name__)
 
@@ -41,15 +41,15 @@ class Packing:
         compute: what embeds them.
         max_tokens: the longest row that it can read.
         n_words: token ids are less than this.
-        n_trial: of how many rows the bits are compared, at most, on a CPU.
+        dtype: in which it is computed.
         on_cpu: where it computes.
     """
 
-    def __init__(self, compute: Compute, max_tokens: int, n_words: int, n_trial: int, on_cpu: bool) -> None:
+    def __init__(self, compute: Compute, max_tokens: int, n_words: int, dtype: str, on_cpu: bool) -> None:
         self._compute = compute
         self._max_tokens = max_tokens
         self._n_words = n_words
-        self._n_trial = n_trial
+        self._dtype = dtype
         self._on_cpu = on_cpu
         self.batch_tokens = BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS
         self.alone_first = ALONE_FIRST
@@ -100,7 +100,7 @@ class Packing:
         if key not in self._tried:
             rng = np.random.default_rng(length)
             shortest = max(1, length - STEP) if length <= self._max_tokens else length - 1
-            sizes = np.resize([shortest, length - 1], self._n_trial if self._on_cpu else 2)
+            sizes = np.resize([shortest, length - 1], n_trial(self._dtype, length) if self._on_cpu else 2)
             rows = [rng.integers(0, self._n_words, size).tolist() for size in sizes]
             found = bits(self._compute, rows, length, n)
             self._tried[key] = (

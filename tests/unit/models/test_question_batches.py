@@ -107,7 +107,7 @@ def test_padding_changes_nothing_but_the_last_bits(folder: str) -> None:
 
 def test_batches_are_of_one_length_and_of_few_sizes() -> None:
     compute = Counting()
-    batches = Batches(compute, max_tokens=512, n_words=100, n_trial=4)
+    batches = Batches(compute, max_tokens=512, n_words=100, dtype="float32")
     batches.try_all()
     compute.shapes.clear()
     rows = rows_of(3, 15, 16, 31, 32, 5, 63, 64, 500, 7, 2, *[9] * 20)
@@ -128,7 +128,7 @@ def test_only_numbers_of_rows_with_which_each_has_the_same_bits_are_computed_tog
             1 + place % 2 if n > 1 and classes[n.bit_length() - 1] == 3 else 4 * classes[n.bit_length() - 1]
         )
     )
-    batches = Batches(compute, max_tokens=512, n_words=100, n_trial=4)
+    batches = Batches(compute, max_tokens=512, n_words=100, dtype="float32")
     batches.try_all()
     compute.shapes.clear()
     together = np.empty((len(lengths), 2), np.float32)
@@ -157,7 +157,7 @@ def test_a_row_alone_fills_the_smallest_batch_that_has_the_bits_of_the_largest(
 ) -> None:
     """One letter for each number of rows, 1, 2, 4, 8, 16: those of one letter agree."""
     compute = Counting(lambda n, place: ord(bits[n.bit_length() - 1]) - ord("a"))
-    batches = Batches(compute, max_tokens=512, n_words=100, n_trial=4)
+    batches = Batches(compute, max_tokens=512, n_words=100, dtype="float32")
     with caplog.at_level(logging.INFO, "openbook.models.batches"):
         batches.try_all()
     assert caplog.messages[0].startswith(f"questions are computed {said}")
@@ -170,7 +170,7 @@ def test_a_row_alone_fills_the_smallest_batch_that_has_the_bits_of_the_largest(
 
 def test_every_shape_that_is_used_was_tried() -> None:
     compute = Counting()
-    batches = Batches(compute, max_tokens=512, n_words=100, n_trial=4)
+    batches = Batches(compute, max_tokens=512, n_words=100, dtype="float32")
     batches.try_all()
     tried = set(compute.shapes)
     for length in LENGTHS:
@@ -182,14 +182,14 @@ def test_every_shape_that_is_used_was_tried() -> None:
 
 def test_where_bits_depend_on_the_place_each_is_computed_alone() -> None:
     compute = Counting(lambda n, place: place)
-    batches = Batches(compute, max_tokens=512, n_words=2, n_trial=4)
+    batches = Batches(compute, max_tokens=512, n_words=2, dtype="float32")
     found = embedded(batches, rows_of(3, 15, 3, 31, 400))
     assert [places for places, _ in found] == [[0], [1], [2], [3], [4]]
 
 
 def test_what_was_found_on_one_number_of_threads_is_not_believed_on_another(two_threads: None) -> None:
     compute = Counting()
-    batches = Batches(compute, max_tokens=40, n_words=100, n_trial=4)
+    batches = Batches(compute, max_tokens=40, n_words=100, dtype="float32")
     batches.try_all()
     torch.set_num_threads(1)
     compute.bits = lambda n, place: place
@@ -200,7 +200,7 @@ def test_what_was_found_on_one_number_of_threads_is_not_believed_on_another(two_
 
 def test_lengths_beyond_the_model_are_never_used() -> None:
     compute = Counting()
-    batches = Batches(compute, max_tokens=20, n_words=100, n_trial=4)
+    batches = Batches(compute, max_tokens=20, n_words=100, dtype="float32")
     embedded(batches, rows_of(15, 16, 17, 20, 20))
     assert compute.shapes[-4:] == [(1, 17), (1, 17), (1, 20), (1, 20)]
     assert {length for _, length in compute.shapes} == {16, 17, 20}
@@ -208,7 +208,7 @@ def test_lengths_beyond_the_model_are_never_used() -> None:
 
 def test_a_check_between_batches_stops_the_rest() -> None:
     compute = Counting()
-    batches = Batches(compute, max_tokens=512, n_words=100, n_trial=4)
+    batches = Batches(compute, max_tokens=512, n_words=100, dtype="float32")
     batches.try_all()
     compute.shapes.clear()
     calls: list[int] = []
