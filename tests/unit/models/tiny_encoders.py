@@ -28,9 +28,10 @@ def bert_tokenizer(words: Sequence[str] = BERT) -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=core, **special)
 
 
-def bert_model() -> Any:
+def bert_model(**sizes: int) -> Any:
     torch.manual_seed(0)
-    return transformers.BertModel(transformers.BertConfig(**SIZES, vocab_size=len(BERT), max_position_embeddings=40))
+    sizes = SIZES | sizes
+    return transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=len(BERT), max_position_embeddings=40))
 
 
 def dpr_model(kind: Any) -> Any:
