@@ -19,7 +19,7 @@ from behind import Behind, behind_haproxy
 from proxies import PATIENCE_S, until
 
 from openbook.processes import end
-from openbook.serving.launch.haproxy import CONNECT_S
+from openbook.serving.launch.silent import CONNECT_S
 
 LATEST_S = 8.0
 """Promised are 3.3 s, on a machine with nothing else to do."""
@@ -186,6 +186,20 @@ async def stop(behind: Behind) -> None:
         both = {str(stopping.pid), str(other.pid)}
         assert await answers == both
         assert set(await streams) == {f"{pid} {pid}" for pid in both}
+
+
+def test_ingresses_that_are_all_to_stop_are_asked_until_haproxy_knows_another(behind: Behind) -> None:
+    asyncio.run(stop_all(behind))
+
+
+async def stop_all(behind: Behind) -> None:
+    them, pids = Callers(behind), {str(process.pid) for process in behind.ingresses}
+    behind.tell_all(signal.SIGUSR1)
+    refused = asyncio.gather(*(asyncio.to_thread(behind.until_silent, number) for number in range(2)))
+    while not refused.done():
+        assert await them.ask(n=1) <= pids
+    await refused
+    await them.close()
 
 
 def test_who_has_kept_a_connection_to_a_former_process_is_answered_by_a_replica_of_the_next(behind: Behind) -> None:
