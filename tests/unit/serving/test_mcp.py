@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 from certificates import tls_files
-from mcp import Client
+from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters
-from mcp_types import CallToolResult, TextContent
+from mcp_types import CallToolResult, TextContent, ToolListChangedNotification
 from small_endpoint import PASSAGES, QUESTION, on_a_port, request, service
 
 from openbook import __version__, mcp_stdio
@@ -177,8 +177,48 @@ def refusal(url: str, **env: str) -> str:
     return done.stderr.removeprefix(f"openbook: {url}/mcp: ")
 
 
-def test_where_nobody_listens_the_bridge_says_so() -> None:
-    assert refusal("http://127.0.0.1:1").startswith("nobody speaks MCP there: ")
+def test_a_bridge_that_starts_before_its_endpoint_has_its_tools_once_it_is_there() -> None:
+    """It tells a client that listens for it, as those of before 2026 may."""
+    app, port = build_app(service()), free_port()
+    url, changed = f"http://127.0.0.1:{port}", asyncio.Event()
+
+    async def heard(message: object) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            changed.set()
+
+    async def main() -> None:
+        async with Client(over_stdio(url), mode="legacy", message_handler=heard) as client:
+            with pytest.raises(MCPError, match=f"^{url}/mcp: nobody speaks MCP there: "):
+                await client.list_tools()
+            failed = await client.call_tool("search", {"query": QUESTION})
+            assert failed.is_error
+            assert text(failed).startswith(f"{url}/mcp: nobody speaks MCP there: ")
+            with on_a_port(app, port):
+                await asyncio.wait_for(changed.wait(), 60)
+                assert len((await client.list_tools()).tools) == 3
+                await call(client, "search", query=QUESTION)
+
+    asyncio.run(main())
+
+
+def test_what_was_asked_before_the_input_ended_is_answered(url: str) -> None:
+    """All but what was cancelled: nobody answers that."""
+    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    begin = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+    asked = [{**CALL, "id": id, "params": {"name": "search", "arguments": {"query": QUESTION}}} for id in range(2, 9)]
+    cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 8}}
+    started = over_stdio(url)
+    done = subprocess.run(
+        [started.command, *started.args],
+        env=started.env,
+        input="".join(f"{json.dumps(each)}\n" for each in [begin, *asked, cancel]),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    answers = {answer["id"]: answer.get("result") for answer in map(json.loads, done.stdout.splitlines())}
+    assert {id for id, result in answers.items() if result and not result.get("isError")} >= set(range(1, 8))
 
 
 @pytest.mark.parametrize("path", ["/", "/mcp", "/mcp/"])
@@ -218,8 +258,14 @@ def test_the_bridge_shows_its_certificate_to_who_asks_for_one(files: dict[str, s
 
 def test_who_asks_in_the_clear_where_tls_is_spoken_hears_of_it(files: dict[str, str]) -> None:
     pair = {"ssl_certfile": files["--tls-cert"], "ssl_keyfile": files["--tls-key"]}
+
+    async def hear(client: Client) -> None:
+        with pytest.raises(MCPError, match=r"; it may want https://$"):
+            await client.list_tools()
+
     with on_a_port(build_app(service()), **pair) as url:
-        assert refusal(url.replace("https", "http")).endswith("; it may want https://\n")
+        use(over_stdio(url.replace("https", "http")), hear)
+        assert "certificate verify failed" in refusal(url)
 
 
 def test_files_of_tls_that_will_not_do_are_refused(files: dict[str, str]) -> None:
