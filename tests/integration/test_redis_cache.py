@@ -303,6 +303,26 @@ def test_what_is_full_and_refuses_writes_is_read() -> None:
     asyncio.run(scenario())
 
 
+def test_what_may_be_written_and_not_read_does_not_count_as_up() -> None:
+    async def scenario() -> None:
+        with RedisServer() as server, Redis(port=server.port) as client:
+            client.execute_command("ACL", "SETUSER", "openbook", "on", ">secret", "~openbook:*", "+set")
+            url, clock = RedisUrl(f"redis://openbook:secret@127.0.0.1:{server.port}/0"), ManualClock()
+            cache, up = RedisCache(settings(server, url=url), EMBEDDINGS, clock), CACHE_UP.labels(EMBEDDINGS.tier)
+            before = errors("read")
+            assert await cache.get_many(["mine"]) == [None]
+            clock.advance(PAUSE_S)  # so that a write tries for all
+            await cache.put_many([("mine", EMBEDDING)])
+            assert client.exists(KEY_PREFIX + "mine")
+            assert (errors("read"), up._value.get()) == (before + 1, 0)
+            client.execute_command("ACL", "SETUSER", "openbook", "+mget")
+            assert (await cache.get_many(["mine"]))[0] is not None
+            assert up._value.get() == 1
+            await cache.aclose()
+
+    asyncio.run(scenario())
+
+
 def test_a_user_with_few_rights_is_enough(redis_server: RedisServer) -> None:
     async def scenario() -> None:
         with Redis(port=redis_server.port) as client:

@@ -63,6 +63,7 @@ class RedisCache(Generic[V]):
         self._seal = Seal(settings.secret.get_secret_value() if settings.secret else "")
         self._clock = clock
         self._breaker = Breaker(clock)
+        self._refuses_reads = False
         self._refuses_writes_until = -float("inf")
         self._failing = {each: Lasting(log, f"cache {each} works again") for each in ("read", "write")}
         self._up = CACHE_UP.labels(codec.tier)
@@ -120,6 +121,7 @@ class RedisCache(Generic[V]):
                 self._refuses_writes_until = self._clock() + PAUSE_S
                 self._breaker.succeeded()
             else:
+                self._refuses_reads = isinstance(error, redis.ResponseError)  # NOPERM: it may be written all the same
                 self._breaker.failed()
             if isinstance(error, Exception):
                 CACHE_ERRORS.labels(operation).inc()
@@ -128,7 +130,8 @@ class RedisCache(Generic[V]):
             raise
         self._breaker.succeeded()
         self._failing[operation].ended()
-        self._up.set(self._clock() >= self._refuses_writes_until)
+        self._refuses_reads = self._refuses_reads and operation == "write"
+        self._up.set(not self._refuses_reads and self._clock() >= self._refuses_writes_until)
         return result
 
     def _unpack(self, key: str, value: object) -> V | None:
