@@ -169,6 +169,11 @@ CODE = ["<div class=highlight><pre>{}</pre></div>", "<pre><code>{}</code></pre>"
         "<table><tr><td>Country<td>Area" + f"<tr><td><a href=a>{LINE}</a><td>{LINE[:30]}" * 20 + "<tr><td>w1<td>w2"
         "</table>w3",
         "<table><tr><th>w1<td><a href=a>a</a><tr><th>w2<td><div><ul><li>b<li>c</ul></div></table><p>w3</p>",
+        "<address>w1 <b>a</b><p>w2</p>w3</address>",
+        "<div><header>w1 <b>a</b></header><search>w2 <p>a</p></search></div>w3",
+        "<div><dt>w1</dt> <dd>w2 <b>a</b></dd> w3</div>",
+        "<p>w1 <a href=a>a <div>w2</div> w3</a></p>",
+        "<div style='overflow:hidden;color:red'>w1</div><p style='overflow:hidden;display:none'>w4</p>w2 w3",
     ],
 )
 def test_words_are_read_in_their_order_whatever_stands_among_them(before: str, written: str) -> None:
@@ -183,6 +188,8 @@ def test_words_are_read_in_their_order_whatever_stands_among_them(before: str, w
             for tag in ("aside", "button", "dialog", "noscript", "object", "svg", "form", "template")
         ),
         "<select><option>no</select><textarea>no</textarea>",
+        "<audio>no</audio><datalist><option>no</datalist><map>no</map><script>no</script><style>no</style>",
+        "<footer>no</footer>",
         *(f"<aside role=doc-{role}>no</aside>" for role in ("pullquote", "toc")),
         "<ruby><rp>no</rp><rt>no</rt></ruby>",
         *(
@@ -256,6 +263,37 @@ def test_a_page_is_its_innermost_article_that_has_more_than_half_of_it(around: s
     assert "no" not in parsed(page)[1].split()
 
 
+@pytest.mark.parametrize("frame", ["<footer>{}</footer>", "<div role=navigation>{}</div>", "<script>{}</script>"])
+def test_what_frames_a_page_is_no_part_of_which_the_article_has_the_most(frame: str) -> None:
+    page = f"<p>no</p><article><h1>w0</h1><p>{LINE} w1</p></article>{frame.format(LINE * 9)}"
+    assert parsed(f"<html><body>{page}</body></html>")[1] == f"w0\n{LINE} w1"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "w0<div>{line}</div>w1",
+        "<div>w0 {line}</div><article>w1</article>",  # the article is less than half
+        "<p>no</p><article><h1>w0</h1><article>{line} w1</article></article>",
+        "<p>no</p><article><h1>w0</h1><main>{line} w1</main></article>",
+        "<h1>w0</h1><form>{line}</form><form><p>w1</p>{line}</form>",  # only together they hold most
+    ],
+)
+def test_a_page_is_read_from_its_beginning(page: str) -> None:
+    words = parsed(f"<html><body>{page.replace('{line}', LINE)}</body></html>")[1].split()
+    assert (words[0], "w1" in words, "no" in words) == ("w0", True, False)
+
+
+def test_a_form_that_is_less_than_half_of_a_page_is_left_out() -> None:
+    assert parsed(f"<html><body><p>{LINE}</p><form><p>{LINE[:50]}</p></form></body></html>")[1] == LINE
+
+
+def test_code_and_tables_within_a_table_keep_their_lines() -> None:
+    for within in ("<pre>w1\n  w2</pre>", "<table><tr><td>w1<tr><td>w2</table>", "<dl><dt>w1<dd>w2</dl>"):
+        text = parsed(f"<html><body><table><tr><td>a<td>{within}<tr><td>b<td>c</table></body></html>")[1]
+        assert "w1" in text.split("w2")[0].split("\n")[-2], text
+
+
 @pytest.mark.parametrize(
     ("around", "post"),
     [
@@ -295,12 +333,12 @@ def test_what_stands_beside_the_one_article_of_a_page_is_read_unless_it_is_littl
 
 
 def test_names_that_pages_have_on_buttons_are_words_in_cells_items_and_headings() -> None:
-    table = "<table><tr><th>Company<th>Share<tr><td> Google <td>12<tr><td><b>Facebook</b><br>Mail<td>8</table>"
+    table = "<table><tr><th>Mail<th>Share<tr><td> Google <td>12<tr><td><b>Facebook</b><br>Mail<td>8</table>"
     items = "<ul><li>PDF</li><li>Mail <i>x</i></li></ul><dl><dt>E-Mail<dd>read</dl>"
     page = f"<h2><i></i>Print</h2><p>It is old.</p>{items}{table}<p>The end.</p><p>Print</p>"
     text = parsed(f"<html><body>{page}</body></html>")[1]
     assert re.sub(r"[-|\s]+", " ", text) == (
-        "Print It is old. PDF Mail x E Mail read Company Share Google 12 Facebook Mail 8 The end."
+        "Print It is old. PDF Mail x E Mail read Mail Share Google 12 Facebook Mail 8 The end."
     )
 
 
