@@ -59,6 +59,14 @@ def id_of(record: dict[str, Any], number: int) -> str:
     return str(number if id is None else id)
 
 
+def check_whole(text: str, field: str) -> None:
+    """Raises ValueError of half a character, which JSON's escapes can spell."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{field}: {error}") from None
+
+
 def _question(record: Any, number: int, needs_answers: bool) -> Question:
     if not isinstance(record, dict):
         raise ValueError("must be an object with question")
@@ -68,7 +76,7 @@ def _question(record: Any, number: int, needs_answers: bool) -> Question:
     answers = record.get("answers", [record["label"]] if "label" in record else [])
     if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
         raise ValueError(f"answers must be a list of strings, got {answers!r}")
-    "".join(answers).encode()
+    check_whole("".join(answers), "answers")
     answers = [answer for answer in answers if answer.strip()]  # Natural Questions has some that are empty
     regex = _text(record, "answer_regex") or None
     if needs_answers and not answers and not regex:
@@ -80,7 +88,7 @@ def _question(record: Any, number: int, needs_answers: bool) -> Question:
             raise ValueError(f"answer_regex {regex!r}: {error}") from None
     title, context = _text(record, "title"), _text(record, "context")
     name = id_of(record, number)
-    name.encode()
+    check_whole(name, "id")
     return Question(name, text, tuple(answers), regex, title, context)
 
 
@@ -88,5 +96,5 @@ def _text(record: dict[str, Any], field: str) -> str:
     value = record.get(field, "")
     if not isinstance(value, str):
         raise ValueError(f"{field} must be a string, got {value!r}")
-    value.encode()  # JSON's escapes can spell half a character: a UnicodeEncodeError is a ValueError
+    check_whole(value, field)
     return value

@@ -81,8 +81,8 @@ def compose(topology: Topology, images: Kubernetes) -> str:
     }
     about = f"""\
 `OPENBOOK_SNAPSHOT=... docker compose -f deploy/compose.yaml up`, after
-`SECRETS={topology.secrets.folder} sh deploy/secrets.sh` and, as the containers' user is 10001,
-`sudo chown 10001 {topology.secrets.folder}/*.pem`.
+`SECRETS={topology.secrets.folder} sh deploy/secrets.sh` and, as the containers' user is 10001 and callers read the CA,
+`sudo chown 10001 {topology.secrets.folder}/*.pem; sudo chmod a+r {topology.secrets.folder}/ca.pem`.
 With `--profile metrics` before `up` also Prometheus and Grafana, on ports 9090 and 3000 of loopback."""
     return to_yaml(config, about=about)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from openbook.core.types import Passage
-from openbook.corpus.questions import Question, id_of, read_questions
+from openbook.corpus.questions import Question, check_whole, id_of, read_questions
 from openbook.corpus.read import lines
 from openbook.errors import InvalidDocuments
 
@@ -41,7 +41,7 @@ def read(path: Path, pages: Pages | None) -> Iterator[WithPages | Question]:
             told = [output.get("provenance", ()) if key else () for output in outputs]
             sets = [{str(page[key]).strip() for page in each} for each in told]
         except (AttributeError, KeyError, TypeError):
-            wanted = f"a list whose provenance has {key}" if key else "a list of objects with an answer"
+            wanted = "a list of objects with an answer" + (f", whose provenance has {key}" if key else "")
             raise InvalidDocuments(f"{where}: output must be {wanted}, got {outputs!r:.200}") from None
         _check_whole("".join(answers), "output", where)
         provenance = tuple(frozenset(each) for each in sets if each)
@@ -84,6 +84,6 @@ def text_of(record: dict[str, Any], field: str, where: str) -> str:
 
 def _check_whole(text: str, field: str, where: str) -> None:
     try:
-        text.encode()
-    except UnicodeEncodeError as error:  # JSON's escapes can spell half a character
-        raise InvalidDocuments(f"{where}: {field}: {error}") from None
+        check_whole(text, field)
+    except ValueError as error:
+        raise InvalidDocuments(f"{where}: {error}") from None

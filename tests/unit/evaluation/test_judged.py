@@ -53,7 +53,10 @@ def test_a_folder_that_is_not_beirs_is_named(tmp_path: Path, queries: str, qrels
 @pytest.mark.parametrize(
     ("output", "problem"),
     [
-        ([{"provenance": [{"title": "A"}]}], r"kilt\.jsonl:1: output must be a list whose provenance has wikipedia_id"),
+        (
+            [{"provenance": [{"title": "A"}]}],
+            r"kilt\.jsonl:1: output must be a list of objects with an answer, whose provenance has wikipedia_id",
+        ),
         ([{"provenance": 7}], "output must be a list"),
         ("none", "output must be a list"),
     ],
