@@ -106,7 +106,8 @@ class Packing:
             self._tried[key] = (
                 found == bits(self._compute, rows, length, 1) if self._on_cpu else len(found) == len(rows)
             )
-            if not self._tried[key]:  # on a CPU fewer are computed at once, and all is well
-                level = logging.INFO if self._on_cpu else logging.WARNING
-                log.log(level, "bits of passages depend on their company: %d of %d tokens at once", n, length)
+            if not self._tried[key] and self._on_cpu:
+                log.info("passages of %d tokens are computed fewer than %d at once, to keep their bits", length, n)
+            elif not self._tried[key]:
+                log.warning("bits of passages depend on their company: %d of %d tokens at once", n, length)
         return self._tried[key]

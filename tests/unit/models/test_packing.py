@@ -122,7 +122,7 @@ def test_where_bits_depend_on_the_company_each_is_computed_alone(caplog: pytest.
     under_test.alone_first = 0
     with caplog.at_level(logging.INFO, "openbook.models.packing"):
         embedded(under_test, rows_of(*[100] * 9))
-    said = [f"bits of passages depend on their company: {n} of 104 tokens at once" for n in (8, 4, 2)]
+    said = [f"passages of 104 tokens are computed fewer than {n} at once, to keep their bits" for n in (8, 4, 2)]
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [("INFO", text) for text in said]
     compute.shapes.clear()
     embedded(under_test, rows_of(*[100] * 9))
