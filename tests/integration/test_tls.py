@@ -36,6 +36,7 @@ from openbook.loadtest.senders import Unreachable
 from openbook.loadtest.settings import LoadSettings
 from openbook.processes import free_port
 from openbook.serving.launch import run, tls
+from openbook.serving.launch.haproxy import socket_of
 from openbook.v1 import answer_pb2, answer_pb2_grpc
 
 SECTIONS = """frontend http_frontend
@@ -136,7 +137,7 @@ def edge(folder: Path, ca: trustme.CA, behind: tuple[int, int], client_ca: trust
     found.issue(ca)
     ca.cert_pem.write_to_path(found.ca)
     sections = SECTIONS.format(http=found.http, grpc=found.grpc, http_server=behind[0], grpc_server=behind[1])
-    with haproxy(folder, sections, (found.http, found.grpc), tls.to_environment(found.files, folder)):
+    with haproxy(folder, sections, (found.http, found.grpc), tls.to_environment(found.files)):
         yield found
 
 
@@ -237,12 +238,14 @@ def test_the_load_test_says_why_it_reaches_nobody(
 
 
 def test_this_machine_sees_whether_it_is_ready_without_a_certificate(
-    served: Edge, monkeypatch: pytest.MonkeyPatch
+    served: Edge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", str(served.folder / "haproxy.cfg"))
+    monkeypatch.setenv("RAY_SERVE_HAPROXY_CONFIG_FILE_LOC", str(tmp_path / "haproxy.cfg"))
     serving = ServingSettings(tls=served.files, http_port=served.http, grpc_port=served.grpc)
+    assert all((run._ask_over_http(serving), run._ask_over_grpc(serving))), "Serve has made no folder yet"
+    (tmp_path / "node").symlink_to(served.folder)
     assert (run._ask_over_http(serving), run._ask_over_grpc(serving)) == ("", "")
-    assert {tls.socket_of(served.folder, name).stat().st_mode & 0o777 for name in tls.PROTOCOLS} == {0o600}
+    assert {socket_of(served.folder, name).stat().st_mode & 0o777 for name in ("http", "grpc")} == {0o600}
 
 
 def test_the_doctor_looks_at_both_ports(served: Edge) -> None:
@@ -301,7 +304,7 @@ def test_with_a_client_ca_only_its_holders_connect(ca: trustme.CA, behind: tuple
 
 def test_paths_in_ones_home_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    told = tls.to_environment(ServerTls(certificate=Path("~/a.pem"), key=Path("key.pem")), tmp_path)
+    told = tls.to_environment(ServerTls(certificate=Path("~/a.pem"), key=Path("key.pem")))
     assert told[tls.VARIABLES["certificate"]] == str(tmp_path / "a.pem")
     assert told[tls.VARIABLES["key"]] == str(Path.cwd() / "key.pem")
 

@@ -126,31 +126,25 @@ def test_callers_over_grpc_hear_a_status_of_grpc() -> None:
 
 def test_both_protocols_are_encrypted_in_the_templates_of_this_ray() -> None:
     files = ServerTls(certificate=Path("c.pem"), key=Path("k.pem"), client_ca=Path("ca.pem"))
-    lines = tls.encrypted(mended(TEMPLATES, FOLDER), FOLDER, files, Path("/run")).splitlines()
+    lines = tls.encrypted(mended(TEMPLATES, FOLDER), FOLDER, files).splitlines()
     open_lines = [
         line for line in lines if re.match(" *bind ", line) and " ssl " not in line and "127.0.0.1" not in line
     ]
-    assert sorted(line.split()[1] for line in open_lines) == [
-        "unix@/run/grpc.sock",
-        "unix@/run/http.sock",
-        "unix@/tmp/x/g",
-        "unix@/tmp/x/h",
-    ]
+    assert sorted(line.split()[1] for line in open_lines) == ["unix@/tmp/x/g", "unix@/tmp/x/h"]
     assert all(" mode 600" in line for line in open_lines)
     assert sum("verify required" in line for line in lines) == 2
-    assert "unix@/run" not in tls.encrypted(mended(TEMPLATES, FOLDER), FOLDER, files, None)
 
 
 def test_where_nothing_can_be_encrypted_nothing_is_served() -> None:
     files = ServerTls(certificate=Path("c.pem"), key=Path("k.pem"))
     for config in (SAMPLE.replace("http_frontend", "web"), SAMPLE + "frontend grpc_frontend\nbackend x\n"):
         with pytest.raises(InvalidConfig, match=r"no line of (http|grpc)_frontend to encrypt"):
-            tls.encrypted(config, FOLDER, files, None)
+            tls.encrypted(config, FOLDER, files)
 
 
 def test_no_version_of_tls_is_spoken_that_is_broken() -> None:
     files = ServerTls(certificate=Path("c.pem"), key=Path("k.pem"))
-    lines = tls.encrypted(mended(TEMPLATES, FOLDER), FOLDER, files, None).splitlines()
+    lines = tls.encrypted(mended(TEMPLATES, FOLDER), FOLDER, files).splitlines()
     encrypted = [line for line in lines if " ssl crt " in line]
     assert len(encrypted) == 2
     assert all(" ssl-min-ver TLSv1.2 " in line for line in encrypted)

@@ -129,13 +129,18 @@ def mended(config: str, folder: Path) -> str:
     for protocol, speaks in (("http", ""), ("grpc", " proto h2")):
         config = re.sub(
             rf"^frontend {protocol}_frontend\n(?:(?!\w| *(?:use|default)_backend ).*\n)*",
-            SUCCESSOR.format(protocol=protocol, socket=folder / protocol[0], speaks=speaks),
+            SUCCESSOR.format(protocol=protocol, socket=socket_of(folder, protocol), speaks=speaks),
             config,
             flags=re.M,
         )
     # Every local user might command it by its socket, and all the world read its figures.
     config = _surely(r"^( *stats socket .*) mode 666 ", r"\1 mode 600 ", config)
     return _surely(r"^((?:frontend prometheus|listen stats)\n *bind) \*?:", r"\1 127.0.0.1:", config, 2)
+
+
+def socket_of(folder: Path, protocol: str) -> Path:
+    """Where this machine reaches HAProxy over `http` or `grpc`, without TLS; others of its users do not."""
+    return folder / protocol[0]  # names of sockets are short
 
 
 def _surely(pattern: str, mend: str, config: str, at_least: int = 1) -> str:
@@ -241,8 +246,7 @@ def _encrypted(text: str, folder: Path) -> str:
     from openbook.serving.launch import tls  # which takes time to import
 
     if files := tls.of_environment(os.environ):
-        sockets = os.environ.get(tls.SOCKETS)
-        text = tls.encrypted(text, folder, files, Path(sockets) if sockets else None)
+        text = tls.encrypted(text, folder, files)
         tls.link(folder, files)
         ours, commands = os.getpid(), re.search(r"^ *stats socket (\S+)", text, re.M)
         if commands and not os.fork():  # which lives beside HAProxy, and ends after it

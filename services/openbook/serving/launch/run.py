@@ -24,7 +24,7 @@ from openbook.processes import free_port, free_ports, is_loopback, of_module
 from openbook.serving.launch import checks, tls
 from openbook.serving.launch.environment import LONGEST_S, guards, haproxy_files, longest_s
 from openbook.serving.launch.fitting import fitted
-from openbook.serving.launch.haproxy import PARENT
+from openbook.serving.launch.haproxy import PARENT, socket_of
 from openbook.serving.launch.ports import SERVE_LOGGING
 from openbook.serving.launch.stop import stop_serve
 
@@ -147,7 +147,7 @@ def serve_flags(
     """
     haproxy: dict[str, object] = {"METRICS_PORT": free_port(), "STATS_PORT": free_port(), "NBTHREAD": 1}
     if serving.proxy == "haproxy":
-        environment = tls.to_environment(serving.tls, folder) if serving.tls else {}
+        environment = tls.to_environment(serving.tls) if serving.tls else {}
         haproxy["BINARY_PATH"] = _starter(programs or folder, environment)
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": str(int(serving.proxy == "haproxy")),
@@ -215,7 +215,7 @@ def _ask_over_http(serving: ServingSettings) -> str:
     """Nothing if questions can be answered, else what was said."""
     connection = HTTPConnection(serving.host, serving.http_port, timeout=5)
     if serving.tls:
-        connection = _UnixConnection(tls.socket_of(_haproxys_folder(), "http_frontend"))
+        connection = _UnixConnection(_socket("http"))
     try:
         connection.request("GET", "/readyz")
         reply = connection.getresponse()
@@ -240,9 +240,10 @@ class _UnixConnection(HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def _haproxys_folder() -> Path:
-    """Of `serve_flags`, which hold as long as Serve runs."""
-    return Path(os.environ["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"]).parent
+def _socket(protocol: str) -> Path:
+    """Of HAProxy, in the folder that Serve makes for the only node; `serve_flags` hold as long as it runs."""
+    folder = Path(os.environ["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"]).parent
+    return next(folder.glob(str(socket_of(Path("*"), protocol))), folder)
 
 
 def _ask_over_grpc(serving: ServingSettings) -> str:
@@ -250,7 +251,7 @@ def _ask_over_grpc(serving: ServingSettings) -> str:
     options = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
     address = serving.grpc_address
     if serving.tls:
-        address = f"unix:{tls.socket_of(_haproxys_folder(), 'grpc_frontend')}"
+        address = f"unix:{_socket('grpc')}"
     with grpc.insecure_channel(address, options) as channel:
         try:
             reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)  # type: ignore[attr-defined]

@@ -1,7 +1,6 @@
 """TLS of the endpoint, by HAProxy: on the lines that it listens by; certificates are replaced while it serves.
 
-`openbook.serving.launch.haproxy` reads from the environment which files to take. For `openbook up` there is a Unix
-socket beside each encrypted line, in a folder of ours: by it we see whether the endpoint is ready, without any.
+`openbook.serving.launch.haproxy` reads from the environment which files to take.
 """
 
 import logging
@@ -26,24 +25,20 @@ VARIABLES = {
 }
 """Of each proxy's environment, by the setting."""
 
-SOCKETS = "OPENBOOK_TLS_SOCKETS"
-"""Of each proxy's environment: the folder for the Unix sockets."""
-
 CERTIFICATE, CLIENT_CA = "tls.pem", "tls-client-ca.pem"
 """Links in HAProxy's folder; it looks for the key in the file of the same name and `.key`."""
 
-PROTOCOLS = {"http_frontend": ("h2,http/1.1", ""), "grpc_frontend": ("h2", " proto h2")}
-"""By frontend: what is spoken after the handshake, and what without one."""
+PROTOCOLS = {"http_frontend": "h2,http/1.1", "grpc_frontend": "h2"}
+"""By frontend: what is spoken after the handshake."""
 
 POLL_S = 1.0
 TIMEOUT_S = 5.0
 
 
-def to_environment(tls: ServerTls, sockets: Path) -> dict[str, str]:
+def to_environment(tls: ServerTls) -> dict[str, str]:
     """What HAProxy's program is to be told."""
     paths = {variable: getattr(tls, name) for name, variable in VARIABLES.items()}
-    files = {variable: str(at_home(path).absolute()) for variable, path in paths.items() if path}
-    return {**files, SOCKETS: str(sockets)}
+    return {variable: str(at_home(path).absolute()) for variable, path in paths.items() if path}
 
 
 def of_environment(environment: Mapping[str, str]) -> ServerTls | None:
@@ -60,19 +55,13 @@ def of_environment(environment: Mapping[str, str]) -> ServerTls | None:
     return ServerTls.model_validate(given)
 
 
-def socket_of(folder: Path, frontend: str) -> Path:
-    """Where this machine reaches a frontend without TLS; others of its users do not."""
-    return folder / f"{frontend.partition('_')[0]}.sock"  # names of sockets are short
-
-
-def encrypted(config: str, folder: Path, tls: ServerTls, sockets: Path | None) -> str:
+def encrypted(config: str, folder: Path, tls: ServerTls) -> str:
     """HAProxy's configuration with TLS in front of both protocols.
 
     Args:
         config: as Serve writes it.
         folder: where the links of `link` stand.
         tls: the files.
-        sockets: the folder for Unix sockets without TLS; with none, there are none.
 
     Raises:
         InvalidConfig: it is not known where to put it: nothing is served in the clear then.
@@ -80,11 +69,10 @@ def encrypted(config: str, folder: Path, tls: ServerTls, sockets: Path | None) -
     options = f" ssl crt {folder / CERTIFICATE} ssl-min-ver TLSv1.2"
     if tls.client_ca:
         options += f" ca-file {folder / CLIENT_CA} verify required"
-    for frontend, (alpn, plain) in PROTOCOLS.items():
-        here = f"    bind unix@{socket_of(sockets, frontend)} mode 600{plain}\n" if sockets else ""
+    for frontend, alpn in PROTOCOLS.items():
         config, n = re.subn(
             rf"^(frontend {frontend}\n(?:(?!frontend |backend ).*\n)*? *)(bind .*)\n",
-            rf"\1\2{options} alpn {alpn}\n{here}",
+            rf"\1\2{options} alpn {alpn}\n",
             config,
             flags=re.M,
         )
