@@ -119,9 +119,10 @@ def context_of_call(call: index_pb2.Call) -> Context:
     Raises:
         InvalidRequest: a text is too long, or not printable; the timeout is no number.
     """
-    if math.isnan(call.timeout_s):
+    timeout_s = call.timeout_s
+    if math.isnan(timeout_s):
         raise InvalidRequest("timeout_s must be a number of seconds, got nan")
-    deadline = Deadline.after(call.timeout_s) if call.HasField("timeout_s") else NEVER
+    deadline = Deadline.after(timeout_s) if timeout_s or call.HasField("timeout_s") else NEVER
     if not call.HasField("context"):
         return Context(deadline)
     said = call.context

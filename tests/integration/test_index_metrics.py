@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import small_snapshot
-from prometheus_client import CollectorRegistry
+from prometheus_client import REGISTRY, CollectorRegistry
 
 from openbook.config import IndexServerSettings
 from openbook.core.context import Context
@@ -15,7 +15,6 @@ from openbook.index.building.build import build_snapshot
 from openbook.index.client.metrics import TierMetrics
 from openbook.index.client.sharded import ShardedIndex
 from openbook.index.server.server import IndexServer
-from openbook.telemetry import SEARCH_ROWS
 
 QUERY = np.ones((3, small_snapshot.D), np.float32)
 
@@ -44,9 +43,9 @@ def test_a_server_tells_of_its_snapshots_and_its_clients(tmp_path: Path) -> None
         assert read(server, "passages") == small_snapshot.N
         assert read(server, "rows_waiting") == read(server, "shard") == 0
         assert read(server, "snapshots", snapshot=before, state="current") == 1
-        rows = SEARCH_ROWS._sum.get()
+        rows = REGISTRY.get_sample_value("openbook_search_rows_sum") or 0.0
         asyncio.run(ask(server.address))
-        assert SEARCH_ROWS._sum.get() == rows + len(QUERY)
+        assert REGISTRY.get_sample_value("openbook_search_rows_sum") == rows + len(QUERY)
         server._publishing.prepare(second, after, Deadline.never())
         assert read(server, "snapshots", snapshot=after, state="prepared") == 0
         server._publishing.publish(after, 2, Deadline.never())

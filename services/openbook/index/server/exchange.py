@@ -108,6 +108,11 @@ class CallStream:
         self._sending_since = math.inf
 
     @property
+    def n_under_way(self) -> int:
+        """Calls that were begun and not answered."""
+        return len(self._unfinished)
+
+    @property
     def idle_since(self) -> float:
         """When the last call was answered; infinity while one is under way, or its reply."""
         return math.inf if self._unfinished or self._sending_since < math.inf else self._used_at
@@ -166,7 +171,7 @@ class CallStream:
                 if kind == "cancel":
                     self._cancel(call.number)
                     continue
-                self._start(asked, (kind or "call").capitalize())
+                self._start(asked, kind or "call")
                 self._begun()
                 self._room.wait()
         except (grpc.RpcError, OSError) as error:  # the connection is gone, and with it whoever waited
@@ -175,10 +180,10 @@ class CallStream:
         finally:
             self._due.put(_Signal.OVER)
 
-    def _start(self, asked: Asked, method: str) -> None:
-        call = asked[0]
+    def _start(self, asked: Asked, kind: str) -> None:
+        call, method = asked[0], kind.capitalize()
         number, request_id = call.number, call.context.request_id
-        ticket = Ticket(self._caller, size_bytes=_expected_bytes(call))
+        ticket = Ticket(self._caller, False, _expected_bytes(call, kind))
         self._room.change(1, ticket.size_bytes)
         self._unfinished[number] = ticket  # a client that uses a number twice gets one answer
 
@@ -204,10 +209,13 @@ class CallStream:
             return None
 
         try:
-            recorded = span_of_call(method, wire.context_of_call(call))
-            if is_traced(recorded.context):
-                recorded.note(**_asked_for(call))
-            self._begin(asked, recorded.context, ticket, answer)
+            context = wire.context_of_call(call)
+            if context.trace:
+                recorded = span_of_call(method, context)
+                context = recorded.context
+                if is_traced(context):
+                    recorded.note(**_asked_for(call))
+            self._begin(asked, context, ticket, answer)
         except Exception as error:
             failed = explain(method, request_id, error)
         else:
@@ -235,9 +243,9 @@ class CallStream:
             self._cancel(number)
 
 
-def _expected_bytes(call: index_pb2.Call) -> int:
+def _expected_bytes(call: index_pb2.Call, kind: str) -> int:
     """Of the reply: of hits exactly, of passages about."""
-    if call.HasField("search"):
+    if kind == "search":
         search = call.search
         if questions := search.questions:
             return CANDIDATE_BYTES * (len(questions) * search.k + len(search.also))

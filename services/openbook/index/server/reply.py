@@ -26,7 +26,7 @@ class Fetched:
             wire.fill_matrix(response.vectors, self.vectors)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """A reply, and what belongs into it."""
 

@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,6 +31,7 @@ from openbook.index.server.frames import SEND_S, FrameServer
 from openbook.index.server.metrics import ServerMetrics
 from openbook.index.server.service import IndexService
 from openbook.index.server.streams import OpenStreams
+from openbook.index.server.switching import wait_for
 from openbook.index.server.threads import SPARED_S, CallThreads, Fetches, Patience
 from openbook.index.server.verify import IsAwaited, Verifier
 from openbook.index.shard.engine import check_installation
@@ -46,7 +46,6 @@ N_WORKERS = 32  # unary calls at once, streams apart; searches take turns anyhow
 MAX_FETCHED_IDS = 1 << 16
 MAX_WAITING_CALLS = 1024
 DRAIN_INTERVAL_S = 0.05
-SWITCH_S = 2e-5  # Python's own is 5 ms: who is asked for little waits so long, several times, for who is asked for much
 PATIENCE_S = 10.0  # with a client whose message does not come
 STOP_GRACE_S = 5.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -116,6 +115,10 @@ class IndexServer:
     def address(self) -> str:
         """host:port, the real one once it was started on port 0."""
         return address_of(self._settings.host, self.port)
+
+    def n_under_way(self) -> int:
+        """Calls, and parts of fetches."""
+        return self._streams.n_under_way + self._workers.n_working + self._fetches.n_parts
 
     def start(self) -> None:
         """Listen.
@@ -220,21 +223,18 @@ def run(settings: IndexServerSettings) -> None:
     signal.set_wakeup_fd(tells)
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: None)
-    sys.setswitchinterval(SWITCH_S)
-    role = f"index-{settings.shard}"
     # Metrics last: of their ports one may be the server's own.
-    with server.metrics, server, MetricsServer(role, settings.host, settings.metrics_port):
+    with server.metrics, server, MetricsServer(f"index-{settings.shard}", settings.host, settings.metrics_port):
         _tell(server)
         print(server.address, flush=True)
-        os.read(told_to_stop, 1)
+        wait_for(told_to_stop, server.n_under_way)
         log.info("stopping")
     for number in STOP_SIGNALS:  # a handler of ours is taken away while Python ends: one more signal would kill
         signal.signal(number, signal.SIG_IGN)
 
 
 def _tell(server: IndexServer) -> None:
-    # Apart, for while `run` waits its names stay: the shard's memory would be held long after the last one who asks it.
-    shard = server.shard
+    shard = server.shard  # not a name of `run`, which would hold its memory long after the last one who asks it
     log.info(
         "serving shard %d, %d passages of snapshot %s, at %s",
         shard.number,

@@ -197,7 +197,7 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
 
         try:
             checked = shard.check(queries, request.k, parameters)
-            width = shard.width(parameters)
+            width = 1.0 if parameters is AS_BUILT else shard.width(parameters)
             self._searches.submit(PendingSearch(shard, checked, request.k, parameters, context, release, ticket, width))
         except BaseException:
             self._held.release(snapshot_id)

@@ -31,6 +31,11 @@ class OpenStreams:
     def __iter__(self) -> Iterator[CallStream]:
         return iter(list(self._open))
 
+    @property
+    def n_under_way(self) -> int:
+        """Calls of all of them."""
+        return sum(stream.n_under_way for stream in self)
+
     def admit(self, newcomer: CallStream) -> None:
         """Where there are too many, that which is idle for longest ends; if none is idle, one of those who have most.
 

@@ -62,6 +62,12 @@ class CallThreads(Threads):
         self._waiting: dict[object, tuple[float, grpc.ServicerContext, int]] = {}  # since when, the longest first
         self._working: Counter[Hashable] = Counter()  # calls of each caller that hold a thread until they are answered
 
+    @property
+    def n_working(self) -> int:
+        """Calls that hold a thread until they are answered."""
+        with self._lock:
+            return self._working.total()
+
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         with self._lock:
             self._n_calls += 1
@@ -224,6 +230,11 @@ class Fetches:
     def start(self) -> None:
         """Raises StartupError."""
         self._thread.start()
+
+    @property
+    def n_parts(self) -> int:
+        """That wait."""
+        return self._turns.size // PART_IDS
 
     def submit(self, caller: Hashable, n_ids: int, parts: Iterator[None], refuse: Callable[[Overloaded], None]) -> None:
         """Have it done part by part, each of PART_IDS and when it is its turn; or refuse it, or those of another caller

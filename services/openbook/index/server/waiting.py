@@ -99,8 +99,7 @@ class SearchQueue:
                 if search.width > 1:
                     light = most = max(1, int(self._max_batch / search.width))
                 if self._is_shared(search.ticket.caller, now):
-                    n_rows_at_once = max(self._part_rows(search), self._least_asked())
-                    light = min(light, max(1, int(n_rows_at_once / search.width)))
+                    light = min(light, max(1, int(self._at_once(search) / search.width)))
             is_heavy = self._turns.waiting(search.ticket.caller) > light
             if not batch:
                 n_left = int(min(n_left, light))
@@ -149,7 +148,7 @@ class SearchQueue:
             search.end = len(search.queries)
             sizes.append(search.end)
         is_shared = self._is_shared(first.ticket.caller, now, self._n_asked)
-        if n_rows > 1 and (is_shared or first.width > 1):
+        if n_rows > 1 and (first.width > 1 or (is_shared and n_rows > self._at_once(first))):
             return None
         self._turns.pass_by(first.ticket.caller, sizes, first.weight)
         self._alone, self._n_alone, self._now = [], 0, now
@@ -174,9 +173,10 @@ class SearchQueue:
         is_shared = now < self._shared_until
         if not n_asked:
             _, n_asked = self._asked.get(caller, (now, self._turns.waiting(caller)))
-        if not is_shared:
-            self._asked.clear()
-        self._note(caller, now, n_asked)
+        if is_shared:
+            self._note(caller, now, n_asked)
+        else:
+            self._asked = {caller: (now, n_asked)}
         return is_shared
 
     def _note(self, caller: Hashable, now: float, n_rows: int) -> None:
@@ -186,9 +186,11 @@ class SearchQueue:
         while next(iter(self._asked.values()))[0] <= now - SHARED_S:
             del self._asked[next(iter(self._asked))]
 
-    def _least_asked(self) -> int:
-        """Rows that the least demanding of the latest callers had waiting when he asked."""
-        return min(n_rows for _, n_rows in self._asked.values())
+    def _at_once(self, search: PendingSearch) -> int:
+        """Rows of its caller that are searched together while others share the server: no more than the least
+        demanding of them had waiting when he asked.
+        """
+        return max(self._part_rows(search), min(n_rows for _, n_rows in self._asked.values()))
 
 
 def part_rows(search: PendingSearch) -> int:
