@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Hashable
 from itertools import islice
+from operator import itemgetter
 
 from openbook.core.turns import Turns
 from openbook.errors import Overloaded
@@ -190,7 +191,7 @@ class SearchQueue:
         """Rows of its caller that are searched together while others share the server: no more than the least
         demanding of them had waiting when he asked.
         """
-        return max(self._part_rows(search), min(n_rows for _, n_rows in self._asked.values()))
+        return max(self._part_rows(search), min(self._asked.values(), key=itemgetter(1))[1])
 
 
 def part_rows(search: PendingSearch) -> int:
