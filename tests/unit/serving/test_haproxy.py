@@ -39,7 +39,7 @@ listen stats
 
 def test_what_is_missing_is_added_and_what_is_open_is_closed() -> None:
     lines = mended(SAMPLE, FOLDER).splitlines()
-    assert lines[2:4] == ["defaults", "    timeout http-request 10s"]
+    assert lines[2:5] == ["defaults", "    timeout http-request 10s", "    timeout http-keep-alive 75s"]
     assert "    stats socket /tmp/x/admin.sock mode 600 level admin expose-fd listeners" in lines
     assert [line.split()[1] for line in lines if "bind" in line] == [
         "127.0.0.1:9101",
