@@ -106,7 +106,8 @@ def mended(config: str, folder: Path) -> str:
     """
     config = re.sub(r"^ *errorfile .*\n", "", config, flags=re.M)
     if found := re.search(r"^defaults\n((?:[ \t].*\n|\n)*)", config, flags=re.M):
-        limit, idle = f"    timeout http-request {REQUEST_TIMEOUT_S}s\n", f"    timeout http-keep-alive {KEEP_ALIVE_S}s\n"
+        limit = f"    timeout http-request {REQUEST_TIMEOUT_S}s\n"
+        idle = f"    timeout http-keep-alive {KEEP_ALIVE_S}s\n"
         # What follows the frontend of gRPC is gRPC's: so it has defaults of its own.
         for_http, for_grpc = (
             f"defaults\n{limit}{more}{found[1]}" for more in (idle + _errors_of_http(folder), _errors_of_grpc(folder))
