@@ -95,6 +95,44 @@ def test_blocks_of_a_page_are_read_once_and_in_their_order() -> None:
         assert words_of(page) == list(range(next(numbers))), page
 
 
+SIGNS = "<mrow><mi>E</mi><mo>=</mo><mi>m</mi></mrow>"
+TEX = "<annotation encoding='application/x-tex'>E=m</annotation>"
+DISPLAYED = "<annotation encoding='application/x-tex'>{\\displaystyle E=m}</annotation>"
+PICTURE = "<img class=mwe-math-fallback-image-inline aria-hidden=true alt='E=m' src=a.svg>"
+
+
+@pytest.mark.parametrize(
+    ("formula", "read"),
+    [
+        (f"<math>{SIGNS}</math>", "E=m"),
+        ("<math alttext='E=m'><mrow><mi>E</mi><mo>(=)</mo></mrow></math>", r"\(E=m\)"),  # arXiv's
+        (
+            "<span class=mwe-math-element><span class=mwe-math-mathml-inline style='display: none;'>"
+            f"<math alttext='{{E}}'><semantics>{SIGNS}{DISPLAYED}</semantics></math></span>{PICTURE}</span>",
+            r"\(E=m\)",  # Wikipedia's
+        ),
+        (
+            f"<span class=katex><span class=katex-mathml><math display=block><semantics>{SIGNS}{TEX}</semantics></math>"
+            "</span><span class=katex-html aria-hidden=true><span class=base><b>E</b>m</span></span></span>",
+            r"\[E=m\]",
+        ),
+        (
+            "<mjx-container><svg><g></g></svg><mjx-assistive-mml unselectable=on display=inline>"
+            f"<math>{SIGNS}</math></mjx-assistive-mml></mjx-container>",
+            "E=m",  # MathJax's
+        ),
+        (
+            "<span class=MathJax data-mathml='<math></math>'><nobr aria-hidden=true><span>E</span></nobr>"
+            f"<span class=MJX_Assistive_MathML role=math><math>{SIGNS}</math></span></span><script>E=m</script>",
+            "E=m",  # before its third version
+        ),
+    ],
+)
+def test_formulas_are_read_as_latex_or_by_their_signs(formula: str, read: str) -> None:
+    _, text = parsed(f"<html><body><p>Intro.</p><p>Energy is {formula} here.</p><p>The end.</p></body></html>")
+    assert text.split("\n") == ["Intro.", f"Energy is {read} here.", "The end."]
+
+
 CODE = ["<div class=highlight><pre>{}</pre></div>", "<pre><code>{}</code></pre>", "<pre>{}</pre>"]
 
 

@@ -44,8 +44,11 @@ BLOCKS = frozenset(
     )
 )
 """What begins a line in browsers; all else is within one, whatever it is."""
-_INLINE = ("a", "br", "code", "math", "span")
+_INLINE = ("a", "br", "code", "span")
 """What trafilatura treats as more than words, or by its classes. All else within a line is a span to it."""
+_LATEX = "string(.//annotation[@encoding = 'application/x-tex'])"
+_PICTURE = "(.. | ../..)/*[@aria-hidden = 'true'][not(descendant-or-self::math)]"
+_DISPLAYED = re.compile(r"\{\\displaystyle (.*)\}", re.S)
 _LETTER = re.compile(r"[^\W_]")
 _OVERFLOW = re.compile(r"overflow[\w-]*\s*:[^;]*")
 
@@ -72,6 +75,8 @@ def readable(tree: Any, unread: str) -> Any:
 
 def _take_frame(body: Any) -> None:
     """Leave out what is no text of the page."""
+    for formula in list(body.iter("math")):
+        _spell(formula)
     for note in body.xpath(_NOTE):
         _rename(note, "div")
     for frame in [*body.xpath(_FRAME), *body.iter(*_LEFT_OUT)]:
@@ -86,6 +91,23 @@ def _take_frame(body: Any) -> None:
     hold_most = sum(map(_n_letters, forms)) > _n_letters(body) / 2
     for form in forms:
         _rename(form, "div") if hold_most else form.drop_tree()
+
+
+def _spell(formula: Any) -> None:
+    """As LaTeX, where the page has it, else by its signs. Wikipedia, KaTeX and MathJax hide it, and show a picture of
+    it, perhaps one of letters. (Trafilatura knows LaTeX, if it is not hidden, and no signs.)
+    """
+    for picture in formula.xpath(_PICTURE):
+        picture.drop_tree()
+    formula.getparent().attrib.pop("style", None)
+    latex = (formula.xpath(_LATEX) or formula.get("alttext") or "").strip()
+    if displayed := _DISPLAYED.fullmatch(latex):
+        latex = displayed[1]
+    opens, closes = ("\\[", "\\]") if formula.get("display") == "block" else ("\\(", "\\)")
+    words = f"{opens}{latex}{closes}" if latex else "".join(formula.itertext())
+    formula[:] = ()
+    formula.attrib.clear()
+    formula.tag, formula.text = "span", " ".join(words.split())
 
 
 def _found(body: Any) -> Any:
@@ -150,7 +172,7 @@ def _rename_kinds(article: Any) -> None:
 def _make_paragraphs(article: Any) -> None:
     """Of words that stand between blocks; and of an element within a line that holds blocks, a block."""
     holding = set()
-    for element in reversed(article.xpath(".//*[not(ancestor::math)]")):
+    for element in reversed(article.xpath(".//*")):
         if element.tag in BLOCKS or element in holding:
             holding.add(element.getparent())
         elif element.tag not in _INLINE:
