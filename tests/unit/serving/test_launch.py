@@ -136,7 +136,6 @@ def test_replicas_have_their_time_to_finish_and_no_more(monkeypatch: pytest.Monk
     looks, ended = list[bool](), list[Any]()
     controller = SimpleNamespace(
         delete_apps=SimpleNamespace(remote=ended.append),
-        get_serve_instance_details=SimpleNamespace(remote=lambda: {"applications": {}}),
     )
     monkeypatch.setattr(ray, "get", lambda ref, timeout: ref)
 
@@ -151,10 +150,10 @@ def test_replicas_have_their_time_to_finish_and_no_more(monkeypatch: pytest.Monk
         monkeypatch.setattr(ray.util, "list_named_actors", list_named_actors)
 
     named(2)
-    stop.end_application(controller, run.APPLICATION, 60)
+    stop.end_application(controller, run.APPLICATION, {}, 60)
     assert (len(looks), ended) == (3, [[run.APPLICATION]])
     named(1000)
-    stop.end_application(controller, run.APPLICATION, -1)
+    stop.end_application(controller, run.APPLICATION, {}, -1)
     assert not looks
 
 

@@ -154,10 +154,6 @@ def test_replicas_that_still_start_are_not_waited_for_when_the_endpoint_stops(mo
         def __getattr__(self, method: str) -> Any:
             return SimpleNamespace(remote=lambda *_: getattr(self, f"_{method}")())
 
-        def _get_serve_instance_details(self) -> dict[str, Any]:
-            replicas = [{"actor_name": name, "state": state} for name, state in states.items()]
-            return {"applications": {"openbook": {"deployments": {"ingress": {"replicas": replicas}}}}}
-
         def _delete_apps(self) -> None:
             states.clear()
 
@@ -174,8 +170,24 @@ def test_replicas_that_still_start_are_not_waited_for_when_the_endpoint_stops(mo
     monkeypatch.setattr(ray, "kill", alive.remove)
     monkeypatch.setattr(ray.util, "list_named_actors", lambda _: [{"name": name} for name in alive])
     monkeypatch.setattr(stop.time, "sleep", sleep)
-    stop.end_application(Controller(), "openbook", 60)
+    stop.end_application(Controller(), "openbook", dict(states), 60)
     assert (n_waits, alive) == (3, set())
+
+
+def test_a_first_start_that_is_interrupted_waits_for_no_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which Serve would let come up first, minutes with large models, and then end. Ray's end is that of all."""
+
+    def told(method: str) -> Any:
+        assert method == "get_serve_instance_details", "Serve is told"
+        replicas = [{"actor_name": name, "state": "STARTING"} for name in "ab"]
+        details = {"applications": {"openbook": {"deployments": {"ingress": {"replicas": replicas}}}}}
+        return SimpleNamespace(remote=lambda: details)
+
+    controller = type("Controller", (), {"__getattr__": lambda _, method: told(method)})()
+    monkeypatch.setattr(ray, "get", lambda value, timeout: value)
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: controller)
+    monkeypatch.setattr(serve, "shutdown", lambda: told("shutdown"))
+    stop.stop_serve("openbook", 60)
 
 
 @pytest.fixture
