@@ -11,9 +11,9 @@ pytest.importorskip("trafilatura")
 
 from lxml import html
 
-from openbook.corpus.sources.article import _rename_kinds
+from openbook.corpus.sources.article import _rename_kinds, spell_formulas
 from openbook.corpus.sources.limits import Failed
-from openbook.corpus.sources.web import parsed
+from openbook.corpus.sources.web import headings, parsed
 
 LINE = "The river flows past the old stone house, and people walk along it every day in summer."
 CONTENT = f"""<h2>w1</h2><p>{LINE} w2 <em>w3</em></p><ul><li>w4</li><li>w5</li></ul><h2>w6</h2><div>w7 <b>w8</b></div>
@@ -126,11 +126,39 @@ PICTURE = "<img class=mwe-math-fallback-image-inline aria-hidden=true alt='E=m' 
             f"<span class=MJX_Assistive_MathML role=math><math>{SIGNS}</math></span></span><script>E=m</script>",
             "E=m",  # before its third version
         ),
+        (f"<math><math>{SIGNS}</math></math>", "E=m"),
+        (f"<math><semantics>{SIGNS}<annotation encoding='StarMath 5.0'>E = m</annotation></semantics></math>", "E=m"),
+        (f"<math alttext='{{\\textstyle E}}'>{SIGNS}</math>", r"\(E\)"),
     ],
 )
 def test_formulas_are_read_as_latex_or_by_their_signs(formula: str, read: str) -> None:
     _, text = parsed(f"<html><body><p>Intro.</p><p>Energy is {formula} here.</p><p>The end.</p></body></html>")
     assert text.split("\n") == ["Intro.", f"Energy is {read} here.", "The end."]
+
+
+def test_a_hidden_paragraph_is_not_shown_for_a_formula_in_it() -> None:
+    page = f"<p>Intro.</p><p style='display: none'><math>{SIGNS}</math> is hidden.</p><p>The end.</p>"
+    assert parsed(f"<html><body>{page}</body></html>")[1] == "Intro.\nThe end."
+
+
+def test_what_follows_a_formula_that_is_never_closed_is_read() -> None:
+    page = f"<p>Intro.</p><math alttext=a><p>Energy.</p><p><math alttext='E=m'>{SIGNS}</math></p>"
+    assert parsed(f"<html><body>{page}</body></html>")[1] == "Intro.\nEnergy.\n\\(E=m\\)"
+
+
+def test_headings_are_found_again_in_the_text_whatever_is_hidden_in_them() -> None:
+    shown = f"<span><math>{SIGNS}{TEX}</math></span><span aria-hidden=true>E<b>m</b></span>"
+    page = f"<h2>The law {shown}</h2><p>Intro.</p><h2>Its use<a aria-hidden=true href=#use>#</a></h2><p>The end.</p>"
+    tree, text = parsed(f"<html><body>{page}</body></html>")
+    lines = text.split("\n")
+    assert [name for _, name in headings(tree)] == [lines[0], lines[2]] == [r"The law \(E=m\)", "Its use"]
+
+
+def test_a_page_of_many_formulas_takes_no_longer_than_its_length() -> None:
+    page = html.fromstring(f"<body>{4000 * f'<p>a <math>{SIGNS}</math> b</p>'}</body>")
+    began = process_time()
+    spell_formulas(page)
+    assert process_time() - began < 1  # a tenth of it; with the square of the formulas it was two
 
 
 CODE = ["<div class=highlight><pre>{}</pre></div>", "<pre><code>{}</code></pre>", "<pre>{}</pre>"]

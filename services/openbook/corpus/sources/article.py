@@ -47,8 +47,8 @@ BLOCKS = frozenset(
 _INLINE = ("a", "br", "code", "span")
 """What trafilatura treats as more than words, or by its classes. All else within a line is a span to it."""
 _LATEX = "string(.//annotation[@encoding = 'application/x-tex'])"
-_PICTURE = "(.. | ../..)/*[@aria-hidden = 'true'][not(descendant-or-self::math)]"
-_DISPLAYED = re.compile(r"\{\\displaystyle (.*)\}", re.S)
+_SIGNS = ".//text()[not(ancestor::annotation or ancestor::annotation-xml)]"
+_STYLED = re.compile(r"\{\\(?:display|text)style (.*)\}", re.S)
 _LETTER = re.compile(r"[^\W_]")
 _OVERFLOW = re.compile(r"overflow[\w-]*\s*:[^;]*")
 
@@ -75,8 +75,7 @@ def readable(tree: Any, unread: str) -> Any:
 
 def _take_frame(body: Any) -> None:
     """Leave out what is no text of the page."""
-    for formula in list(body.iter("math")):
-        _spell(formula)
+    spell_formulas(body)
     for note in body.xpath(_NOTE):
         _rename(note, "div")
     for frame in [*body.xpath(_FRAME), *body.iter(*_LEFT_OUT)]:
@@ -93,18 +92,33 @@ def _take_frame(body: Any) -> None:
         _rename(form, "div") if hold_most else form.drop_tree()
 
 
-def _spell(formula: Any) -> None:
-    """As LaTeX, where the page has it, else by its signs. Wikipedia, KaTeX and MathJax hide it, and show a picture of
-    it, perhaps one of letters. (Trafilatura knows LaTeX, if it is not hidden, and no signs.)
+def spell_formulas(tree: Any) -> None:
+    """As LaTeX, where the page has it, else by their signs. Wikipedia hides them behind pictures. (Trafilatura knows
+    LaTeX, if it is not hidden, and no signs; it leaves out pictures of letters, as KaTeX and MathJax show them.)
     """
-    for picture in formula.xpath(_PICTURE):
-        picture.drop_tree()
-    formula.getparent().attrib.pop("style", None)
+    for formula in reversed(list(tree.iterdescendants("math"))):  # of one within another the inner first
+        if _has_picture(formula):
+            formula.getparent().attrib.pop("style", None)
+        if next(formula.iter(*BLOCKS), None) is None:
+            _spell(formula)
+        else:  # it was never closed, and what follows is in it
+            formula.tag = "span"
+
+
+def _has_picture(formula: Any) -> bool:
+    """Whether something is shown in its place: behind an element that has nothing but the formula."""
+    holder = formula.getparent()
+    is_alone = formula.getprevious() is None and formula.getnext() is None
+    picture = holder.getnext() if is_alone and not ((holder.text or "") + (formula.tail or "")).strip() else None
+    return picture is not None and picture.get("aria-hidden") == "true"
+
+
+def _spell(formula: Any) -> None:
     latex = (formula.xpath(_LATEX) or formula.get("alttext") or "").strip()
-    if displayed := _DISPLAYED.fullmatch(latex):
-        latex = displayed[1]
+    if styled := _STYLED.fullmatch(latex):
+        latex = styled[1]
     opens, closes = ("\\[", "\\]") if formula.get("display") == "block" else ("\\(", "\\)")
-    words = f"{opens}{latex}{closes}" if latex else "".join(formula.itertext())
+    words = f"{opens}{latex}{closes}" if latex else "".join(formula.xpath(_SIGNS))
     formula[:] = ()
     formula.attrib.clear()
     formula.tag, formula.text = "span", " ".join(words.split())

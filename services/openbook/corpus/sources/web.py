@@ -9,13 +9,15 @@ from typing import Any
 
 from openbook.core.documents import Document, seen
 from openbook.corpus.sources import stated
-from openbook.corpus.sources.article import BLOCKS, readable
+from openbook.corpus.sources.article import BLOCKS, readable, spell_formulas
 from openbook.corpus.sources.encodings import as_browsers
 from openbook.corpus.sources.limits import Failed
 from openbook.corpus.sources.opened import Opened
 
 _CUT = "boolean(" + "/*" * 256 + ")"
 """Whether it is as deep as libxml2 reads: of what is deeper, and behind it, it tells nothing."""
+_UNHEARD = "//*[self::h1 or self::h2 or self::h3 or self::h4 or self::h5 or self::h6]//*[@aria-hidden = 'true']"
+"""Links of headings to themselves, and pictures of formulas: trafilatura leaves them out."""
 _SILENT = {"script", "style", "template", "noscript", "head"}
 _OTHER_NAMES = {"url": "og:url", "date": "article:published_time", "published": "dc.date"}
 _CODED = re.compile("&(?:amp|zwn?j|lrm|rlm|ZeroWidthSpace|NoBreak|#[0-9]{1,9}|#[xX][0-9a-fA-F]{1,9});")
@@ -34,7 +36,7 @@ def read(opened: Opened) -> Iterator[Document]:
 
 
 def parsed(page: str) -> tuple[Any, str]:
-    """The tree of a page, and its text. Raises Failed: there is none."""
+    """The tree of a page, its headings as they stand in the text, and the text. Raises Failed: there is none."""
     import trafilatura
 
     page = _SOFT_HYPHEN.sub("", seen(page))  # trafilatura would lose what browsers show for control characters
@@ -53,6 +55,9 @@ def parsed(page: str) -> tuple[Any, str]:
     text = "\n".join(line for line in lines if not line or not all(c.isspace() or _is_unseen(c) for c in line))
     if not text.strip():
         raise Failed("no text found")
+    spell_formulas(tree)
+    for unheard in tree.xpath(_UNHEARD):
+        unheard.drop_tree()
     return tree, text
 
 
