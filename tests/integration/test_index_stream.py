@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
@@ -17,6 +18,7 @@ from openbook.config import IndexServerSettings
 from openbook.core.deadline import Deadline
 from openbook.core.types import Float32, Hits, SearchParameters
 from openbook.index.server.server import IndexServer
+from openbook.index.server.switching import MUCH
 from openbook.index.shard import engine
 from openbook.testing import served
 from openbook.v1 import common_pb2, index_pb2, index_pb2_grpc
@@ -100,6 +102,21 @@ def test_a_hundred_searches_in_flight_are_few_for_faiss_and_answered_as_one_by_o
         same(wire.hits_from_wire(replies[number]), server.shard.search(query[None], 3, Deadline.never()))
     same(wire.hits_from_wire(replies[100]), server.shard.search(QUERIES, 3, Deadline.never()))
     assert {reply.current_snapshot_id for reply in replies.values()} == {server.shard.manifest.snapshot_id}
+
+
+def test_a_stream_is_under_way_while_a_call_of_it_is(server: IndexServer) -> None:
+    with ExitStack() as stack:
+        streams = [stack.enter_context(Stream(server)) for _ in range(MUCH)]
+        for stream in streams:
+            stream.search(0, QUERIES[:1])
+            assert next(stream).search.rows == 1
+        assert server.n_under_way() == 0
+        with engine._Turn(Deadline.never(), 0):
+            streams[0].search(1, QUERIES[:1])
+            streams[0].send(2, fetch=index_pb2.FetchRequest(ids=[1]))
+            assert next(streams[0]).number == 2  # by now the search was read
+            assert server.n_under_way() == 1
+        assert next(streams[0]).number == 1
 
 
 def test_what_fails_is_one_call(server: IndexServer) -> None:

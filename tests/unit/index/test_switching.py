@@ -42,7 +42,8 @@ def test_threads_switch_often_only_while_much_is_asked_for(
     assert often == [False] * 2 + [True] * 8 + [False] * 2
 
 
-def test_it_returns_as_soon_as_it_is_told(told: tuple[int, int]) -> None:
+def test_it_returns_as_soon_as_it_is_told(told: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switching, "LOOK_S", 3600.0)
     waiting = threading.Thread(target=switching.wait_for, args=(told[0], lambda: 0))
     waiting.start()
     assert waiting.is_alive()

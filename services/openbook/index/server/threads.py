@@ -14,6 +14,7 @@ import grpc
 
 from openbook.core.turns import Turns
 from openbook.errors import Overloaded, StartupError
+from openbook.index.server.exchange import CallStream
 from openbook.telemetry import refused
 
 P = ParamSpec("P")
@@ -64,9 +65,9 @@ class CallThreads(Threads):
 
     @property
     def n_working(self) -> int:
-        """Calls that hold a thread until they are answered."""
+        """Calls that hold a thread until they are answered, but no streams of them, which may be idle."""
         with self._lock:
-            return self._working.total()
+            return sum(n for caller, n in self._working.items() if not isinstance(caller, CallStream))
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         with self._lock:
