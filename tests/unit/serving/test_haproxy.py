@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ray.serve._private import haproxy_templates
+from ray.serve._private import haproxy, haproxy_templates
+from ray.serve.config import HTTPOptions
 
 from openbook.config import ServerTls, parse
 from openbook.errors import InvalidConfig
@@ -39,7 +40,7 @@ listen stats
 
 def test_what_is_missing_is_added_and_what_is_open_is_closed() -> None:
     lines = mended(SAMPLE, FOLDER).splitlines()
-    assert lines[2:5] == ["defaults", "    timeout http-request 10s", "    timeout http-keep-alive 75s"]
+    assert lines[2:4] == ["defaults", "    timeout http-request 10s"]
     assert "    stats socket /tmp/x/admin.sock mode 600 level admin expose-fd listeners" in lines
     assert [line.split()[1] for line in lines if "bind" in line] == [
         "127.0.0.1:9101",
@@ -87,6 +88,13 @@ def test_what_is_promised_and_finds_no_line_to_stand_in_is_not_left_out(old: str
     assert old in TEMPLATES
     with pytest.raises(InvalidConfig, match="by this version of Ray"):
         mended(TEMPLATES.replace(old, new), FOLDER)
+
+
+def test_serve_keeps_idle_connections_longer_than_the_minute_of_pools_and_proxies_in_front() -> None:
+    """What one of them sends at the moment of closing is lost."""
+    assert "timeout http-keep-alive {{ config.timeout_http_keep_alive_s }}s" in mended(TEMPLATES, FOLDER)
+    config = haproxy.HAProxyConfig(http_options=HTTPOptions(), socket_path="s")
+    assert config.timeout_http_keep_alive_s == 90  # as docs/operate.md says
 
 
 def test_only_where_there_is_another_replica_one_is_soon_taken_for_frozen() -> None:

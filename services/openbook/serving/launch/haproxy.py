@@ -22,11 +22,6 @@ from openbook.serving.launch.silent import CONNECT_S, SILENT, SILENT_LUA, SILENT
 REQUEST_TIMEOUT_S = 10
 """For a request, and its body as far as HAProxy's buffer of 16 KB holds it, however slowly their bytes come."""
 
-KEEP_ALIVE_S = 75
-"""A connection over HTTP may idle: longer than the usual minute of pools and proxies in front, for what one of them
-sends at the moment of closing is lost.
-"""
-
 CROWD, CROWDED_S = 1 << 13, 1
 """From so many calls over gRPC on, of all connections, a call has so long to arrive: others need the room."""
 
@@ -107,10 +102,9 @@ def mended(config: str, folder: Path) -> str:
     config = re.sub(r"^ *errorfile .*\n", "", config, flags=re.M)
     if found := re.search(r"^defaults\n((?:[ \t].*\n|\n)*)", config, flags=re.M):
         limit = f"    timeout http-request {REQUEST_TIMEOUT_S}s\n"
-        idle = f"    timeout http-keep-alive {KEEP_ALIVE_S}s\n"
         # What follows the frontend of gRPC is gRPC's: so it has defaults of its own.
         for_http, for_grpc = (
-            f"defaults\n{limit}{more}{found[1]}" for more in (idle + _errors_of_http(folder), _errors_of_grpc(folder))
+            f"defaults\n{limit}{errors}{found[1]}" for errors in (_errors_of_http(folder), _errors_of_grpc(folder))
         )
         config = config.replace(found[0], for_http, 1)
         config = re.sub(r"^frontend grpc_frontend\n", lambda front: for_grpc + front[0], config, flags=re.M)
