@@ -3,47 +3,15 @@
 import errno
 import logging
 import uuid
-from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import cache
 from types import TracebackType
 from typing import Self
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric, start_http_server
+from prometheus_client import Counter, Gauge, Histogram, start_http_server
 
 from openbook.errors import PortInUse, StartupError
 
 log = logging.getLogger(__name__)
-
-
-class NotedHistogram(Histogram):
-    """Without labels. What it observes is noted, and counted when somebody looks, or it is much: counting takes ten
-    times as long, which tells where a call takes some dozen microseconds.
-    """
-
-    MAX_NOTED = 4096
-
-    def __init__(
-        self, name: str, documentation: str, buckets: Sequence[float], registry: CollectorRegistry = REGISTRY
-    ) -> None:
-        self._noted: deque[float] = deque()
-        super().__init__(name, documentation, buckets=buckets, registry=registry)
-
-    def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
-        self._noted.append(amount)
-        if len(self._noted) > self.MAX_NOTED:
-            self._count()
-
-    def collect(self) -> Iterable[Metric]:
-        self._count()
-        return super().collect()
-
-    def _count(self) -> None:
-        with suppress(IndexError):  # that was all; others may be counting too
-            while True:
-                super().observe(self._noted.popleft())
-
 
 # The endpoint.
 # Cached, here and below: `labels` would look them up under a lock every time.
@@ -86,12 +54,12 @@ INDEX_LIST_ERRORS = Counter("openbook_index_list_errors", "Readings of a list of
 INDEX_SERVERS_SILENT = Gauge("openbook_index_servers_silent", "Index servers that do not answer and are probed")
 
 # An index server; what else it knows of itself is read when somebody asks: see `index.server.metrics`.
-SEARCH_SECONDS = NotedHistogram(
+SEARCH_SECONDS = Histogram(
     "openbook_search_seconds",
     "One search of an index server, for all whose rows it has",
     buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
-SEARCH_ROWS = NotedHistogram(
+SEARCH_ROWS = Histogram(
     "openbook_search_rows", "Query rows of one search", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 )
 

@@ -1,10 +1,9 @@
 """Each process's metrics can be read at a port of its own."""
 
-import threading
 import urllib.request
 
 import pytest
-from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from openbook import telemetry
@@ -62,26 +61,3 @@ def test_where_nobody_can_listen_the_start_says_so(monkeypatch: pytest.MonkeyPat
         MetricsServer("two", "127.0.0.1", one.port)
     with pytest.raises(StartupError, match=r"203\.0\.113\.1:9: cannot listen"):
         MetricsServer("elsewhere", "203.0.113.1", 9)
-
-
-def test_what_a_noted_histogram_observes_is_counted_once_whoever_looks() -> None:
-    registry = CollectorRegistry()
-    noted = telemetry.NotedHistogram("noted", "Numbers", (1, 2, 4), registry)
-    observed = [0, 1, 1.5, 4, 5] * telemetry.NotedHistogram.MAX_NOTED  # more than are kept
-
-    def observe() -> None:
-        for each in observed:
-            noted.observe(each)
-
-    threads = [threading.Thread(target=observe) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        generate_latest(registry)  # by which some are counted, here or there
-    for thread in threads:
-        thread.join()
-    n = len(threads) * len(observed)
-    assert registry.get_sample_value("noted_count") == n
-    assert registry.get_sample_value("noted_sum") == len(threads) * sum(observed)
-    for upper, share in (("1.0", 0.4), ("2.0", 0.6), ("4.0", 0.8), ("+Inf", 1.0)):
-        assert registry.get_sample_value("noted_bucket", {"le": upper}) == share * n
