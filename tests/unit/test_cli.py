@@ -2,7 +2,9 @@
 
 import io
 import json
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 from openbook import cli, terminal
 from openbook.core.types import Passage
 
+ROOT = Path(__file__).parents[2]
 PASSAGE = Passage(1, "Bell", "Bell", "a café … \N{GRINNING FACE}")
 
 
@@ -81,3 +84,21 @@ def test_passages_are_found_in_folders_alone() -> None:
     refused = run("passages", "find", "localhost:9000", "--title", "x")
     what = "find reads a snapshot's folder, and asks no endpoint"
     assert str(refused.exception) == f"localhost:9000: no such folder; {what}"
+
+
+def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback() -> None:
+    module, function = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["openbook"].split(":")
+    code = f"""
+import signal, sys
+
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+from {module} import {function}
+{function}()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
