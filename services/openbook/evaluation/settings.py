@@ -58,7 +58,8 @@ class SearchSettings(Section):
     @property
     def names(self) -> tuple[str, ...]:
         """Of the files of questions, as results call them."""
-        return tuple(Path(os.path.abspath(path)).name.partition(".")[0] for path in self.questions)  # also of ".."
+        names = (Path(os.path.abspath(path)).name for path in self.questions)  # also of ".."
+        return tuple(name[:1] + name[1:].partition(".")[0] for name in names)  # `.hidden.jsonl` has one too
 
     @property
     def n_sources(self) -> int:

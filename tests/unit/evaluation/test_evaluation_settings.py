@@ -20,7 +20,8 @@ def settings(**values: Any) -> EvaluationSettings:
 
 
 def test_files_have_the_names_of_what_they_hold() -> None:
-    assert settings(questions=["a/nq.jsonl.gz", Path("squad-dev.jsonl")]).names == ("nq", "squad-dev")
+    files = ["a/nq.jsonl.gz", Path("squad-dev.jsonl"), "a/.nq.jsonl"]
+    assert settings(questions=files).names == ("nq", "squad-dev", ".nq")
     for here in (".", "a/.."):
         assert settings(questions=[here]).names == (Path.cwd().name.partition(".")[0],)
 
