@@ -339,6 +339,24 @@ def test_apostrophes_of_a_wiki_that_are_written_as_entities_are_text() -> None:
     assert parse_one(dump.encode(), "a.xml").text == "#Alien has 5'' and  __TOC__"
 
 
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        *((f"<{tag}>no</{tag}>", "") for tag in ("ref", "References", "gallery", "timeline", "score", "imagemap")),
+        *((f"[[{name}:no.jpg|no]]", "") for name in ("File", "image", "Category", " Datei", "kategorie")),
+        ("[[File:a|[[File:b]]]]", ""),
+        ("[[Imagery]]", "Imagery"),
+        ("<math>f''(x) < \\frac{{a}}{{b}} & c</math>", "\\(f''(x) < \\frac{{a}}{{b}} & c\\)"),
+        ("<math display='block'> E  = m </math>", "\\[E = m\\]"),
+        ("<math/><ref><math>x</math></ref>", ""),
+    ],
+)
+def test_of_wikitext_what_readers_see_is_read(written: str, read: str) -> None:
+    dump = formats.mediawiki([("T", f"the text before {written} it")]).decode()
+    dump = dump.replace("</namespaces>", '<namespace key="14"> Kategorie </namespace></namespaces>')
+    assert parse_one(dump.encode(), "a").text.rstrip() == f"the text before {read} it"
+
+
 def test_blocks_of_a_page_without_an_article_are_told_apart() -> None:
     from lxml import html
 

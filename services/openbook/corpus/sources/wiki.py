@@ -14,7 +14,7 @@ from openbook.corpus.sources.opened import Opened
 
 FILES, CATEGORIES = "6", "14"
 _MARKS = re.compile(r"__[A-Z]+__|'{2,}")  # switches; bold and italic, which need no parser
-_UNREAD = ("ref", "references", "gallery", "timeline", "score", "imagemap")
+_UNREAD = ("ref", "references")  # beside those of which mwparserfromhell tells no text
 
 
 def read(opened: Opened) -> Iterator[Document | Failure | None]:
@@ -64,8 +64,11 @@ def _document(opened: Opened, page: Any, hidden: tuple[str, ...], folder: str) -
         code = mwparserfromhell.parse(wikitext, skip_style_tags=True)
         for link in code.filter_wikilinks(matches=lambda link: str(link.title).strip().lower().startswith(hidden)):
             _remove(code, link)
-        for tag in code.filter_tags(matches=lambda tag: str(tag.tag).strip().lower() in _UNREAD):
-            _remove(code, tag)
+        for tag in code.filter_tags():
+            if (name := str(tag.tag).strip().lower()) in _UNREAD:
+                _remove(code, tag)
+            elif name == "math" and tag.contents:
+                _spell(tag)
         headings = [(each.level, _plain(each.title)) for each in code.filter_headings()]
         text = _plain(code)
     except (ValueError, RecursionError, mwparserfromhell.parser.ParserError) as error:
@@ -73,7 +76,7 @@ def _document(opened: Opened, page: Any, hidden: tuple[str, ...], folder: str) -
     id, title = page.findtext("{*}id") or "", page.findtext("{*}title") or ""
     known = stated.known(
         {
-            "url": f"{folder}/{quote(title.replace(' ', '_'))}" if folder else "",
+            "url": f"{folder}/{quote(title.replace(' ', '_'))}",
             "language": page.getparent().get("{http://www.w3.org/XML/1998/namespace}lang"),
             "date": revision.findtext("{*}timestamp"),
         }
@@ -84,6 +87,16 @@ def _document(opened: Opened, page: Any, hidden: tuple[str, ...], folder: str) -
 def _plain(code: Any) -> str:
     """Without markup. Entities come last: apostrophes that are written so are text."""
     return html.unescape(_MARKS.sub("", code.strip_code(normalize=False)))
+
+
+def _spell(formula: Any) -> None:
+    """Make text of it: its LaTeX as that of a page of HTML, of which nothing is taken for markup later."""
+    from mwparserfromhell.nodes import Text
+
+    is_block = formula.has("display") and str(formula.get("display").value).strip() == "block"
+    opens, closes = ("\\[", "\\]") if is_block else ("\\(", "\\)")
+    latex = " ".join(str(formula.contents).split())
+    formula.tag, formula.contents = "span", Text(html.escape(f"{opens}{latex}{closes}"))
 
 
 def _remove(code: Any, node: Any) -> None:
