@@ -1,5 +1,6 @@
 """The same documents from every format, and a folder in the order of its names."""
 
+import bz2
 import csv
 import gzip
 import io
@@ -8,6 +9,7 @@ import os
 import tarfile
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -90,6 +92,49 @@ def test_a_document_is_recognised_by_its_content(ending: str) -> None:
     assert recognise(head, "nameless") == recognise(head, f"a{ending}")
 
 
+@pytest.mark.parametrize(
+    ("endings", "format"),
+    [
+        (".jsonl .ndjson .json", "JSON lines"),
+        (".csv .tsv", "table"),
+        (".html .htm .xhtml", "HTML"),
+        (".md .markdown", "Markdown"),
+        (".txt", "text"),
+    ],
+)
+def test_a_file_whose_beginning_says_nothing_is_what_its_name_says(endings: str, format: str) -> None:
+    for ending in endings.split():
+        for begin in (b"words", b"# words"):
+            assert recognise(begin, f"a{ending}") == recognise(begin, f"A{ending.upper()}") == format, ending
+    assert recognise(b"<?xml version='1.0'?><p>words", "A.XHTML") == "HTML"
+
+
+@pytest.mark.parametrize(
+    ("begin", "format"),
+    [
+        (bz2.compress(b"words", 1), "bzip2"),
+        (bz2.compress(b""), "bzip2"),
+        (formats.zipped({}), "zip"),
+        (bytes(257) + b"ustar  \0", "tar"),  # GNU's
+        (b"WARC/0.18\r\n", "WARC"),
+        (b"###### Six\n", "Markdown"),
+        (b"---\r\ntitle: T\r\n---\r\n", "Markdown"),
+    ],
+)
+def test_a_beginning_says_what_a_file_is(begin: bytes, format: str) -> None:
+    assert recognise(begin, "a") == format
+
+
+@pytest.mark.parametrize("ending", sorted(EACH))
+def test_a_document_without_a_title_is_called_by_its_file(ending: str) -> None:
+    assert parse_one(EACH[ending]("", DOCUMENTS[0][1]), f"alps/Modane{ending}").title == "Modane"
+
+
+@pytest.mark.parametrize("name", ["Modane.TXT.GZ", ".Modane.gz", ".Modane", "a.warc/https://example.org/Modane/"])
+def test_the_name_of_a_file_is_that_of_what_is_in_it(name: str) -> None:
+    assert parse_one(gzip.compress(b"words"), name).title.removeprefix(".").removesuffix(".gz") == "Modane"
+
+
 def test_a_text_with_ustar_where_archives_have_it_is_a_text() -> None:
     text = f"# Sponsors\n\n{'a' * 243}Exustar and others."
     assert text.index("ustar") == 257
@@ -149,7 +194,9 @@ def test_a_folder_is_read_in_the_order_of_its_names_and_its_digest_is_of_names_a
     assert corpus_digest(tmp_path / "two") != changed, "what cannot be read is told too"
     (tmp_path / "one" / "a.txt").rename(tmp_path / "one" / "c.txt")
     (tmp_path / "one" / "b" / "a" / "c.txt").write_bytes(b"as long ..")
-    assert corpus_digest(tmp_path / "one") != changed
+    assert (before := corpus_digest(tmp_path / "one")) != changed
+    (tmp_path / "one" / "B.txt").rename(tmp_path / "one" / "A.txt")
+    assert corpus_digest(tmp_path / "one") != before, "titles depend on names, also where their order stays"
 
 
 def test_a_passage_that_comes_already_split_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -176,6 +223,15 @@ def test_what_beir_has_beside_its_corpus_is_no_document(is_zip: bool, folder: st
     documents, failures = read(tmp_path)
     assert [each.text for each in documents] == ["one", "two"]
     assert failures == []
+
+
+def test_names_tell_what_nobody_means_and_what_is_beside_a_corpus_of_beir() -> None:
+    names = ["./a.txt", "../a.txt", "a/.git/config", "__MACOSX/a.txt"]
+    assert [parse_module.is_hidden(name) for name in names] == [False, False, True, True]
+    for corpus in ("x/corpus.jsonl", "x/corpus.jsonl.gz"):
+        for name in ("x/queries.jsonl", "x/queries.jsonl.gz", "x/qrels/test.tsv"):
+            assert parse_module.is_beside_beir(name, [corpus])
+            assert not parse_module.is_beside_beir(name, ["corpus.jsonl"])
 
 
 def test_the_digest_of_a_single_file_is_of_its_name_too(tmp_path: Path) -> None:
@@ -223,6 +279,11 @@ def test_a_table_keeps_its_rows_and_an_image_what_stands_for_it_in_markdown() ->
     assert document.text.split() == "Not this a | b 1 | 2 a cat x_y code".split()  # noqa: SIM905
 
 
+def test_lines_of_markdown_stay_lines_and_code_is_text() -> None:
+    text = "# T\n\none\ntwo  \nthree\n\n```\nfour\n```\n"
+    assert parse_one(text.encode(), "a.md").text == "one\ntwo\nthree\n\nfour\n"
+
+
 def test_html_of_a_markdown_file_is_the_text_that_a_browser_shows() -> None:
     page = (
         "<p align=center>\n<b>Open</b> &amp; shut</p>\n\n<!-- no -->\n\n<table><tr><td>one</td>\n\n<td>two</td></table>"
@@ -242,13 +303,16 @@ def test_html_of_a_markdown_file_is_the_text_that_a_browser_shows() -> None:
         ("title: T", ""),
         ("", ""),
         ("a: [", ""),
+        ("date: 2024-13-45", ""),
         ("A note between rules.", "A note between rules."),
         ("- a\n- b", "a b"),
         ("> **Note** this", "Note this"),
     ],
 )
 def test_words_between_two_rules_are_text_unless_they_are_front_matter(front: str, shown: str) -> None:
-    assert parse_one(f"---\n{front}\n---\n\nMore.\n".encode(), "a.md").text.split() == [*shown.split(), "More."]
+    text = f"---\n{front}\n---\n\nMore.\n"
+    for written in (text, text.replace("\n", "\r\n"), text.replace("---\n\n", "--- \n\n")):
+        assert parse_one(written.encode(), "a.md").text.split() == [*shown.split(), "More."]
 
 
 def test_a_page_says_in_which_encoding_it_is() -> None:
@@ -271,6 +335,13 @@ def test_a_page_says_in_which_encoding_it_is() -> None:
         ("euc-kr", "똠방각하".encode("cp949"), "똠방각하"),
         ("ks_c_5601-1987", "똠방각하".encode("cp949"), "똠방각하"),
         ("big5", "香港嘅茶餐廳".encode("big5hkscs"), "香港嘅茶餐廳"),
+        ("windows-1252", b"\x9f", "Ÿ"),
+        ("windows-949", "똠방각하".encode("cp949"), "똠방각하"),
+        ("x-x-big5", "香港嘅茶餐廳".encode("big5hkscs"), "香港嘅茶餐廳"),
+        ("windows-874", "ไทย €".encode("cp874"), "ไทย €"),
+        ("dos-874", "ไทย €".encode("cp874"), "ไทย €"),
+        ("x-euc-jp", "日本".encode("euc_jp"), "日本"),
+        ("x-cp1258", "đ €".encode("cp1258"), "đ €"),
         ("iso-8859-8-i", "שלום".encode("iso8859-8"), "שלום"),
         ("x-cp1251", "мир".encode("cp1251"), "мир"),
         ("utf-16", "Käse".encode(), "Käse"),
@@ -303,6 +374,13 @@ def test_what_else_has_a_charset_says_nothing_of_the_page(said: str) -> None:
 def test_a_page_of_xml_says_its_charset_in_its_first_line() -> None:
     page = "<?xml version='1.0' encoding='windows-1251'?><html><body><p>Мир</p></body></html>"
     assert parse_one(page.encode("cp1251"), "a.xhtml").text == "Мир"
+    late = f"<html><head>{' ' * 3000}<meta charset=windows-1251></head><body><p>Мир"
+    assert parse_one(late.encode("cp1251"), "a").text == "Мир"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be"])
+def test_a_byte_order_mark_says_in_which_encoding_a_text_is(encoding: str) -> None:
+    assert parse_one("\ufeffMir мир".encode(encoding), "a.txt").text == "Mir мир"
 
 
 def test_a_short_page_comes_without_its_frame() -> None:
@@ -360,10 +438,11 @@ def test_of_wikitext_what_readers_see_is_read(written: str, read: str) -> None:
 def test_blocks_of_a_page_without_an_article_are_told_apart() -> None:
     from lxml import html
 
-    from openbook.corpus.sources.web import text_of
+    from openbook.corpus.sources.web import headings, text_of
 
     page = "<body>a<div>b<i>c</i><script>d</script>e</div><!-- f -->g<ul><li>h<li>i</ul><br>j</body>"
     assert text_of(html.fromstring(page)).split("\n") == ["a", "bce", "g", "h", "i", "j"]
+    assert headings(html.fromstring("<body><h1>a <b>b</b></h1><h6>c</h6></body>")) == [(1, "a b"), (6, "c")]
 
 
 def test_a_chapter_of_an_epub_has_the_characters_that_its_entities_name() -> None:
@@ -397,6 +476,15 @@ def test_a_hyphen_of_a_docx_at_which_no_line_ends_is_one() -> None:
     body = f'<w:document xmlns:w="w"><w:body><w:p>{run}</w:p></w:body></w:document>'
     content = formats.zipped({"[Content_Types].xml": b"<Types/>", "word/document.xml": body.encode()})
     assert parse_one(content, "a.docx").text.strip() == "F-16s"
+
+
+def test_tabs_and_breaks_of_a_docx_are_white_space_and_what_old_readers_see_is_left_out() -> None:
+    run = '<w:r><w:t>a</w:t><w:tab/><w:t>b</w:t><w:br w:type="page"/><w:t>c</w:t><w:cr/><w:t>d</w:t></w:r>'
+    drawn = "<AlternateContent><Choice><w:t>e</w:t></Choice><Fallback><w:t>e</w:t></Fallback></AlternateContent>"
+    members = {"[Content_Types].xml": b"<Types/>"}
+    for name, content in (("document", f"{run}{drawn}"), ("footnotes", "<w:t>f</w:t>"), ("endnotes", "<w:t>g</w:t>")):
+        members[f"word/{name}.xml"] = f'<w:all xmlns:w="w"><w:p>{content}</w:p></w:all>'.encode()
+    assert parse_one(formats.zipped(members), "a.docx").text == "\na\tb\nc\nde\nf\ng"
 
 
 def test_notes_of_a_docx_follow_its_text_in_no_section() -> None:
@@ -441,6 +529,7 @@ CODED = (
     [
         (r"{\rtf1\ansi good words\par}", "RTF: save it as DOCX, PDF or text"),
         *((MAIL.format(each), "a mail in the codes of MIME: save it as text or HTML") for each in CODED),
+        (MAIL.format(CODED[0]).replace(": ", ":"), "a mail in the codes of MIME"),
         ("From you Mon Jan  1 00:00:00 2024\n" + MAIL.format(CODED[0]), "a mail in the codes of MIME: save it"),
         ("From you Mon\nTo: me\n\nwords\n\n" * 9999 + "From you Tue\n" + MAIL.format(CODED[0]), "a mail in the codes"),
         ("<svg xmlns='http://www.w3.org/2000/svg'><path d='M0 0'/></svg>", "SVG, a picture"),
@@ -486,6 +575,7 @@ def test_of_an_article_with_its_history_the_newest_revision_is_read() -> None:
     newest = "<revision><timestamp>2024-05-17T08:30:00Z</timestamp><text>new words</text></revision>"
     found = parse_one(dump.replace(revision, revision + newest, 1).encode(), "a")
     assert (found.text, found.date) == ("new words", "2024-05-17T08:30:00Z")
+    assert parse(dump.replace(revision, "", 1).encode(), "a") == [], "without one it is no article"
 
 
 def test_a_pdf_that_is_encrypted_without_a_password_is_read() -> None:
@@ -548,6 +638,15 @@ def test_a_name_of_any_bytes_is_text_where_its_file_is_left_out() -> None:
     assert parse(out.getvalue(), "a.tar") == [Failure("a.tar/?.txt", "a link")]
 
 
+def test_folders_and_hidden_members_of_a_tar_cost_nothing() -> None:
+    out = io.BytesIO(formats.tarred({"./a.txt": b"words", "./.DS_Store": b"no"}))
+    with tarfile.open(fileobj=out, mode="a") as archive:
+        folder = tarfile.TarInfo("./sub")
+        folder.type = tarfile.DIRTYPE
+        archive.addfile(folder)
+    assert parse_one(out.getvalue(), "a.tar").text == "words"
+
+
 # --- tables
 
 FIELDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
@@ -575,6 +674,16 @@ def test_lines_of_a_row_that_are_no_text_cost_that_row_alone() -> None:
     assert failure == Failure("a.csv:2", "not UTF-8: invalid start byte at byte 0")
     assert isinstance(document, Document)
     assert document.text == "two"
+
+
+def test_a_row_of_another_length_or_of_no_text_costs_itself_alone_and_a_line_of_names_of_none_the_table() -> None:
+    found = parse(b"text,n\none,1\ntwo,2,3\n\xff\nfour,4\n", "a.csv")
+    assert [each.text for each in found if isinstance(each, Document)] == ["one", "four"]
+    assert [(each.path, each.reason) for each in found if isinstance(each, Failure)] == [
+        ("a.csv:3", "must have 2 columns (text, n), got 3"),
+        ("a.csv:4", "not UTF-8: invalid start byte at byte 0"),
+    ]
+    assert parse(b"text,\xff\nwords,1\n", "a.csv") == [Failure("a.csv", "not UTF-8: invalid start byte at byte 5")]
 
 
 def test_a_batch_of_rows_is_read_to_its_end_however_many_are_taken_at_once() -> None:
@@ -711,6 +820,27 @@ def test_what_is_left_of_a_large_member_and_a_copy_of_one_are_made_in_steps(monk
     assert list(copied()) == [None] * 3
     with copies[0] as copy:
         assert copy.read() == bytes(3 * MB)
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "limit", "most"),
+    [
+        (b"words", "a.txt", "document_bytes", len("a.txt" + "a" + "words")),
+        (b"<html><body>words".ljust(80), "a.html", "document_bytes", 20),  # and of its markup four times as much
+        (b'{"text": "words"}\n', "a.jsonl", "line_bytes", 18),
+        (gzip.compress(b"words"), "a.gz", "n_layers", 1),
+        (gzip.compress(b"words"), "a.gz", "unpacked_bytes", 5),
+        (formats.zipped({"a.txt": b"words"}), "a.zip", "n_members", 1),
+        (formats.tarred({"a.txt": b"words"}), "a.tar", "n_members", 1),
+    ],
+)
+def test_what_is_as_large_as_it_may_be_is_read(content: bytes, name: str, limit: str, most: int) -> None:
+    def failures(limits: Limits) -> list[str]:
+        opened = Opened(name, io.BufferedReader(io.BytesIO(content)), limits, Budget(limits, len(content)))  # type: ignore[arg-type]
+        return [event.reason for event in Parse().events(opened) if isinstance(event, Failure)]
+
+    assert failures(replace(Limits(), **{limit: most})) == []
+    assert len(failures(replace(Limits(), **{limit: most - 1}))) == 1
 
 
 def test_no_file_unpacks_to_more_than_any_may_however_large_it_is() -> None:

@@ -90,13 +90,14 @@ HTML = (
     b"<h2>Work</h2><p>one two three</p></body></html>"
 )
 MARKDOWN = (
-    b"---\ntitle: Bell\ndate: 1998-05-17\nlang: de-CH\nurl: https://example.org/bell\nyear: 1998\nopen: yes\n---\n"
+    b"---\ntitle: Bell\n1: x\n"
+    b"date: 1998-05-17\nlang: de-CH\nurl: https://example.org/bell\nyear: 1998\nopen: yes\n---\n"
     b"## Life\n\none two three\n\n### Early\n\none two *three*\n\n## Work\n\none two three\n"
 )
 WIKITEXT = "'''Bell'''\n\n== ''Life'' ==\none two three\n\n===Early===\none two three\n\n== Work ==\none two three"
 WIKI = (
     '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lang="de-CH"><siteinfo>'
-    "<base>https://example.org/wiki/Main_Page</base></siteinfo><page><title>A Bell</title><ns>0</ns><id>1</id>"
+    "<base>https://example.org/wiki/Main_Page</base></siteinfo><page><title>A Bell?</title><ns>0</ns><id>1</id>"
     f"<revision><timestamp>1998-05-17T08:30:00Z</timestamp><text>{WIKITEXT}</text></revision></page></mediawiki>"
 ).encode()
 THREE = "one two three"
@@ -135,9 +136,12 @@ def test_a_passage_knows_the_headings_above_it(content: bytes, name: str, first:
 def test_a_book_knows_its_headings() -> None:
     shown = "<body><h1>Life</h1><p>one two three</p><h2>Early</h2><p>one</p></body>"
     stated_there = "<dc:title>Bell</dc:title><dc:date>1998</dc:date><dc:language>fr</dc:language>"
+    stated_there += (
+        '<dc:source>https://example.org/bell</dc:source><t:created xmlns:t="http://purl.org/dc/terms/">7</t:created>'
+    )
     package = (
         f'<package xmlns="o" xmlns:dc="http://purl.org/dc/elements/1.1/"><metadata>{stated_there}</metadata>'
-        '<manifest><item id="c" href="c.xhtml"/></manifest><spine><itemref idref="c"/></spine></package>'
+        '<manifest><item id="c" href="x/../c.xhtml"/></manifest><spine><itemref idref="c"/></spine></package>'
     )
     book = formats.zipped(
         {
@@ -149,12 +153,39 @@ def test_a_book_knows_its_headings() -> None:
     )
     document = only(book, "a.epub")
     assert [origin.section for origin in origins(document)] == ["Life", "Life > Early"]
-    assert (document.language, document.date) == ("fr", "1998")
+    assert (document.language, document.date, document.url) == ("fr", "1998", "https://example.org/bell")
+    again = formats.changed(book, "c.xhtml", b"<html><body><h1>Bell</h1></body></html>")
+    assert only(again, "a.epub").sections == ((0, ""),), "a heading that is the title is none"
+    empty = formats.changed(book, "c.xhtml", b"<html><body/></html>")
+    assert parse(empty, "a.epub") == [Failure("a.epub", "no text found")]
+
+
+def test_headings_are_of_any_level_and_that_which_is_the_title_or_empty_is_none() -> None:
+    text = "---\ntitle: Bell\n---\n# Bell\n\none\n\n###### Six\n\ntwo"
+    assert only(text.encode(), "a.md").sections == ((0, ""), (11, "Six"))
+    heading = '<w:p><w:pPr><w:pStyle w:val="Heading{}"/></w:pPr><w:r><w:t>{}</w:t></w:r></w:p>'
+    headings = "".join(heading.format(*each) for each in [(1, "Bell"), (9, "Nine"), (1, " ")])
+    body = f'<w:document xmlns:w="w"><w:body>{headings}</w:body></w:document>'
+    document = only(formats.changed(docx("", "Heading"), "word/document.xml", body.encode()), "a.docx")
+    assert [name for _, name in document.sections] == ["", "Nine"]
 
 
 def test_a_heading_that_is_not_in_the_text_is_passed_over() -> None:
     headings = [(1, "Menu"), (2, "Life"), (2, "Life"), (3, "")]
     assert stated.sections_of("intro\nLife\none\n Life \ntwo", headings) == ((6, "Life"), (15, "Life"))
+    assert stated.sections_of("\nLife", [(1, ""), (2, "Life")]) == ((1, "Life"),)
+    many = [(1, f"h{number}") for number in range(30)]
+    assert stated.sections_of("h19", many) == ((0, "h19"),), "of a few that are missing before it"
+    assert stated.sections_of("h20", many) == ()
+
+
+def test_headings_are_cut_where_they_are_long() -> None:
+    outline = stated.Outline()
+    for level in range(1, 9):
+        outline.add(level, level, "x" * 201)
+    lengths = [len(name) for _, name in outline.sections]
+    assert lengths == [200, 403, 606, 809, *[1000] * 4]
+    assert stated.section("x" * 1000) == ((0, "x" * 1000),)
 
 
 def test_the_first_page_is_one() -> None:
@@ -175,11 +206,69 @@ def test_the_first_page_is_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("id", {"id": "1", "_id": "2", "docid": "3", "document_id": "4"}),
+        ("title", {"title": "A", "wikipedia_title": "B", "name": "C"}),
+        ("text", {"text": "one", "contents": "two", "content": "three", "body": "four"}),
+        ("url", {"url": "https://a.org", "link": "http://b.org/ü", "wikipedia_url": "https://c.org"}),
+        ("language", {"language": "en", "lang": "zh-Hant-TW"}),
+        ("date", {"date": "1998", "published": "1999", "timestamp": "2000"}),
+    ],
+)
+def test_of_several_names_for_one_thing_the_first_that_is_there_counts(field: str, values: dict[str, str]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for n_missing, name in enumerate(values):
+        there = dict(list(values.items())[n_missing:][::-1])
+        record = {**({} if field == "text" else {"text": "words"}), **there}
+        table = io.BytesIO()
+        pq.write_table(pa.table({name.title(): [value] for name, value in record.items()}), table)
+        for content in (json.dumps(record | dict.fromkeys(values.keys() - there)).encode(), table.getvalue()):
+            assert getattr(only(content, "a"), field) == values[name]
+
+
+@pytest.mark.parametrize(
+    ("head", "stated_there"),
+    [
+        (
+            '<meta property="og:url" content="https://a.org"><meta name="DC.date" content="1998">',
+            ("https://a.org", "", "1998"),
+        ),
+        ('<link rel="icon" href="https://a.org/a.png"><meta name="Language" content="pt_BR">', ("", "pt-BR", "")),
+        (
+            '<meta property="og:url" content="https://a.org"><link rel="canonical" href="https://b.org">'
+            '<meta property="article:published_time" content="1999"><meta name="date" content="1998">',
+            ("https://b.org", "", "1998"),
+        ),
+    ],
+)
+def test_the_head_of_a_page_states_its_address_language_and_date(head: str, stated_there: tuple[str, ...]) -> None:
+    page = only(f"<html><head>{head}</head><body><p>some words</p></body></html>".encode(), "a.html")
+    assert (page.url, page.language, page.date) == stated_there
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "stated_there"),
+    [
+        (b"/Catalog", b"/Catalog/Lang(de_CH)", ("Bell", "de-CH", "")),
+        (b"/Info 6 0 R", b"", ("a", "", "")),
+        (b"<</Title", b"<</CreationDate(yesterday)/Title", ("Bell", "", "")),
+        (b"(Bell)", b"(A\\n Bell)", ("A Bell", "", "")),
+    ],
+)
+def test_a_pdf_states_what_can_be_read_of_it(old: bytes, new: bytes, stated_there: tuple[str, ...]) -> None:
+    document = only(formats.pdf("Bell", "some words").replace(old, new), "a.pdf")
+    assert (document.title, document.language, document.date) == stated_there
+
+
+@pytest.mark.parametrize(
     ("content", "name", "url"),
     [
         (HTML, "a.html", "https://example.org/bell"),
         (MARKDOWN, "a.md", "https://example.org/bell"),
-        (WIKI, "a.xml", "https://example.org/wiki/A_Bell"),
+        (WIKI, "a.xml", "https://example.org/wiki/A_Bell%3F"),
         (docx("", "Heading"), "a.docx", ""),
     ],
 )
@@ -189,9 +278,12 @@ def test_a_document_states_its_address_language_and_date(content: bytes, name: s
 
 
 def test_what_is_none_is_left_out() -> None:
-    document = only(b'{"text": "x", "url": "javascript:alert(1)", "language": ["en"], "date": "May"}', "a.jsonl")
+    document = only(
+        b'{"text": "x", "url": "javascript:alert(1)", "language": ["en"], "date": "May", "metadata": "x"}', "a.jsonl"
+    )
     assert (document.url, document.language, document.date) == ("", "", "")
-    assert stated.url("https://example.org/a b") == stated.url(f"https://{'x' * 3000}") == ""
+    assert stated.url("https://example.org/a b") == stated.url(f"https://{'x' * 2041}") == ""
+    assert stated.url(url := f"https://{'x' * 2040}") == url
 
 
 RECORD = {"text": "some words", "year": 1998, "open": True, "author": "A. Bell", "date": "1876", "section": "Life"}
@@ -254,6 +346,15 @@ def test_all_of_it_comes_with_the_passages(tmp_path: Path) -> None:
     assert third.origin.section == "Work"
 
 
+def test_a_record_of_kilt_states_what_is_in_its_history_and_may_be_empty() -> None:
+    document = only(KILT, "a.json")
+    assert (document.url, document.date) == ("https://example.org/bell", "1998-05-17")
+    assert only(b'{"text": []}', "a.json").text == ""
+    bullets = {"title": " Bell", "text": ["Bell\n", "BULLET::::- one\n", "BULLET::::two"]}
+    assert only(json.dumps(bullets).encode(), "a.json").text == "one\ntwo"
+    assert parse(b'{"text": [1]}', "a.json") == [Failure("a.json:1", "text must be a string or a list of strings")]
+
+
 # --- Natural Questions
 
 TOKENS = (
@@ -281,3 +382,5 @@ def test_natural_questions_pages_are_read_whole_and_as_tokens() -> None:
     for words in ("Born | 1847", "an engineer & a teacher .", "one brother", "he was curious ."):
         assert words in tokens.text
     assert "<" not in tokens.text
+    titled = {"document_html": page.replace("<title>Bell", "<title>A Bell")}
+    assert only(json.dumps(titled).encode(), "a.jsonl").title == "A Bell"

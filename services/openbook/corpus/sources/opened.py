@@ -98,12 +98,12 @@ class Opened:
         """Its own name, without the ending of its compression."""
         name = self.path.rstrip("/").rsplit("/", 1)[-1].removesuffix(self.crawled.ending) + self.crawled.ending
         stem, ending = os.path.splitext(name)
-        return stem if ending.lower() in COMPRESSED and stem else name
+        return stem if ending.lower() in COMPRESSED else name
 
     @property
     def stem(self) -> str:
         """A title for want of another."""
-        return os.path.splitext(self.name)[0] or self.name
+        return os.path.splitext(self.name)[0]
 
     def head(self) -> bytes:
         """How it begins, without reading on: 64 KiB, or all."""
