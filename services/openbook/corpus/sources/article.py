@@ -117,11 +117,15 @@ def _spell(formula: Any) -> None:
     latex = (formula.xpath(_LATEX) or formula.get("alttext") or "").strip()
     if styled := _STYLED.fullmatch(latex):
         latex = styled[1]
-    opens, closes = ("\\[", "\\]") if formula.get("display") == "block" else ("\\(", "\\)")
-    words = f"{opens}{latex}{closes}" if latex else "".join(formula.xpath(_SIGNS))
+    words = delimited(latex, formula.get("display")) if latex else "".join(formula.xpath(_SIGNS))
     formula[:] = ()
     formula.attrib.clear()
     formula.tag, formula.text = "span", " ".join(words.split())
+
+
+def delimited(latex: str, display: str | None) -> str:
+    """A formula as it stands in a text, in a line or a block of its own."""
+    return rf"\[{latex}\]" if display == "block" else rf"\({latex}\)"
 
 
 def _found(body: Any) -> Any:

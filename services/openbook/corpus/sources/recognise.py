@@ -105,7 +105,7 @@ class Names:
         """Raises Failed: the user names a column for title or id that a table, whose columns these are, has not."""
         for field, names, ours in (("title", self.title, NAMES.title), ("id", self.id, NAMES.id)):
             if names != ours and not set(names) & set(columns):
-                raise Failed(f"the column for the {field} must be called {names[0]}, got {', '.join(columns)}")
+                raise Failed(f"the column for the {field} must be called {names[0]}, got {', '.join(columns):.200}")
 
 
 NAMES = Names()

@@ -71,12 +71,12 @@ def declared(fields: Sequence[Field], record: Mapping[str, Any]) -> dict[str, Fi
     """
     if not fields:
         return {}
-    lower = {name.lower(): value for name, value in record.items()}
+    lower = {name.lower(): value for name, value in record.items() if isinstance(name, str)}
     try:
         values = ((field.name, field.value(lower.get(field.name))) for field in fields)
         return {name: value for name, value in values if value is not None}
     except ValueError as error:
-        raise Failed(str(error)) from None
+        raise Failed(one_line(str(error))) from None
 
 
 class Outline:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from openbook.core.documents import Document
 from openbook.corpus.sources import stated
+from openbook.corpus.sources.article import delimited
 from openbook.corpus.sources.limits import Failed, Failure
 from openbook.corpus.sources.opened import Opened
 
@@ -93,10 +94,9 @@ def _spell(formula: Any) -> None:
     """Make text of it: its LaTeX as that of a page of HTML, of which nothing is taken for markup later."""
     from mwparserfromhell.nodes import Text
 
-    is_block = formula.has("display") and str(formula.get("display").value).strip() == "block"
-    opens, closes = ("\\[", "\\]") if is_block else ("\\(", "\\)")
-    latex = " ".join(str(formula.contents).split())
-    formula.tag, formula.contents = "span", Text(html.escape(f"{opens}{latex}{closes}"))
+    display = str(formula.get("display").value).strip() if formula.has("display") else None
+    latex = delimited(" ".join(str(formula.contents).split()), display)
+    formula.tag, formula.contents = "span", Text(html.escape(latex))
 
 
 def _remove(code: Any, node: Any) -> None:
