@@ -246,7 +246,7 @@ async def round_trips(empty: Path, rounds: int, loop: str) -> list[tuple[str, di
             "threads, bare echo": ThreadStream(bare.address),
         }
         for rows, n_calls in ((1, 5), (1, 50), (64, 5), (64, 50)):  # after the others' turns the first calls are slower
-            queries = clustered(rows, seed=3)
+            queries, context = clustered(rows, seed=3), Context()
             times: dict[str, list[float]] = {name: [] for name in stacks}
             n_turns = 150 // n_calls
             for i in range(n_turns * (rounds + 1)):
@@ -254,7 +254,7 @@ async def round_trips(empty: Path, rounds: int, loop: str) -> list[tuple[str, di
                     for _ in range(n_calls):
                         started = time.perf_counter()
                         if isinstance(client, IndexClient):
-                            await client.search(queries, BEST, "", Context(), 60.0)
+                            await client.search(queries, BEST, "", context, 60.0)
                         else:
                             client.search(queries)
                         if i >= n_turns:

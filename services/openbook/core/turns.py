@@ -1,7 +1,7 @@
 """Whose turn it is among those who wait, so that whoever asks for much takes no time from whoever asks for little."""
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from heapq import merge
 from operator import itemgetter
@@ -109,15 +109,16 @@ class Turns(Generic[Item]):
         for each in waiting if behind > 0 else ():
             each.given += behind
 
-    def pass_by(self, caller: Hashable, sizes: Sequence[int], times: float = 1.0) -> None:
-        """What comes while nobody else waits is given at once: as if it had been put, and then given one by one."""
+    def pass_by(self, caller: Hashable, n_items: int, size: float) -> None:
+        """What comes while nobody else waits is given at once: as if it had been put, and then given one by one. Of so
+        many together this is the size, times what it counts for.
+        """
         account = self._accounts.get(caller)
-        if account is not None and len(sizes) > 1:
-            self._share = max(self._share, account.given)  # as long as something of his waits: see `give`
-        for size in sizes:
-            self._share += size * times
-            if account is not None:
-                account.given += size * times
+        if account is not None:
+            if n_items > 1:
+                self._share = max(self._share, account.given)  # as long as something of his waits: see `give`
+            account.given += size
+        self._share += size
         if account is not None:
             self._forget()
 

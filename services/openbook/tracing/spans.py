@@ -5,6 +5,7 @@ OpenTelemetry is needed, and imported, only where `setup_tracing` finds that its
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 
 from openbook.core.context import Context
@@ -86,18 +87,19 @@ def span_of_call(name: str, context: Context, /) -> Recording:
     return span(name, context, "server") if context.trace else _Off(context)
 
 
-class together:  # noqa: N801  # used as a function
+def together(name: str, contexts: Iterable[Context], /, **attributes: Value) -> AbstractContextManager[None]:
     """Work that is done at once on behalf of several: a span for each, and where they are several one of the whole,
-    with links both ways. As a context manager; what the body raises ends them all with its code.
+    with links both ways. What the body raises ends them all with its code.
     """
+    return _NOTHING if _tracer is None else _Together(name, list(contexts), attributes)
 
-    __slots__ = ("_spans",)
 
-    def __init__(self, name: str, contexts: Sequence[Context], **attributes: Value) -> None:
-        self._spans: list[Recording] | None = None
-        if _tracer is None:
-            return
-        self._spans = []
+_NOTHING = nullcontext()
+
+
+class _Together:
+    def __init__(self, name: str, contexts: Sequence[Context], attributes: dict[str, Value]) -> None:
+        self._spans: list[Recording] = []
         traced = [context for context in contexts if is_traced(context)]
         links = []
         if traced and len(contexts) > 1:
@@ -112,5 +114,5 @@ class together:  # noqa: N801  # used as a function
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for each in self._spans or ():
+        for each in self._spans:
             each.__exit__(kind, error, trace)

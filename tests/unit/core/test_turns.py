@@ -320,7 +320,7 @@ def test_what_passes_by_counts_as_if_it_had_been_put_and_given(steps: list[tuple
             turns.put(caller, "before", 5)
             turns.give("before")
             turns.remove("other")
-        passing.pass_by(caller, sizes, times)
+        passing.pass_by(caller, len(sizes), sum(sizes) * times)
         items = [f"{i}" for i in range(len(sizes))]
         for item, size in zip(items, sizes, strict=True):
             waiting.put(caller, item, size)

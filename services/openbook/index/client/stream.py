@@ -16,6 +16,9 @@ from openbook.errors import OpenbookError, Overloaded, ShardUnavailable
 from openbook.index.connection import HEADER, connect_here, frame, tune
 from openbook.v1 import index_pb2
 
+LARGE_BYTES = 1 << 16
+"""What is larger is sent by itself: to send it with the rest, asyncio would copy it."""
+
 
 class Stream(ABC):
     """What gRPC's and the other have in common. To be used within one event loop."""
@@ -195,7 +198,11 @@ class FrameStream(Stream, asyncio.Protocol):
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
         if unsent and self._transport is not None and not self.broken:
-            self._transport.writelines(unsent)
+            if max(map(len, unsent)) < LARGE_BYTES:
+                self._transport.writelines(unsent)
+            else:  # which would copy them all
+                for each in unsent:
+                    self._transport.write(each)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has all of it, and is none
@@ -204,20 +211,25 @@ class FrameStream(Stream, asyncio.Protocol):
         self._transport.write(self._key)
 
     def data_received(self, data: bytes) -> None:
-        received, at = self._received, 0
-        received += data
         self._n_received += len(data)
-        while len(received) >= at + HEADER.size:
-            start = at + HEADER.size
+        received, at = self._received, 0
+        if not received and len(data) > HEADER.size and HEADER.size + sum(HEADER.unpack_from(data)) == len(data):
+            self._take(data[HEADER.size :])  # as a rule
+            return
+        received += data
+        while len(received) >= (start := at + HEADER.size):
             end = start + sum(HEADER.unpack_from(received, at))
             if len(received) < end:
                 break
-            reply = index_pb2.Reply.FromString(bytes(received[start:end]))
-            if reply.number == 0 and reply.HasField("failure"):
-                self._break(f"{reply.failure.code}: {reply.failure.message}", reply.failure.code)
-            self._replied(reply)
+            self._take(bytes(received[start:end]))
             at = end
         del received[:at]
+
+    def _take(self, message: bytes) -> None:
+        reply = index_pb2.Reply.FromString(message)
+        if reply.number == 0 and reply.HasField("failure"):
+            self._break(f"{reply.failure.code}: {reply.failure.message}", reply.failure.code)
+        self._replied(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:  # the name is asyncio's
         self._break(f"the connection broke: {exc}" if exc else "the server ended the stream")

@@ -70,8 +70,8 @@ class Coalescer:
 
     def go(self, in_thread: bool = True) -> None:
         """See to it that those who wait are searched for: in the thread, or here, if it is soon done."""
-        if not in_thread and self._last_s < SHORT_S and not engine.is_searching():
-            self._search()
+        if not in_thread and self._last_s < SHORT_S and not engine.is_searching() and not self._search():
+            return
         with self._lock:
             waits = not self._under_way and bool(self._queue)
             if waits and not self._closed:
@@ -97,13 +97,16 @@ class Coalescer:
                 return
 
     def _search(self) -> bool:
-        """Search for one batch, unless somebody else is at it. Whoever is looks again when it is done."""
+        """Search for one batch, unless somebody else is at it, and tell whether others wait now. Whoever is at it looks
+        again when it is done.
+        """
         with self._lock:
             if self._under_way or not self._queue:
                 return False
             batch, dropped = self._queue.take(self._clock())
             if batch:
                 self._under_way = UnderWay(batch)
+            waits = bool(self._queue)
         try:
             if batch:
                 self._last_s = self._measured(batch)
@@ -111,10 +114,11 @@ class Coalescer:
             if batch:
                 with self._lock:
                     self._under_way = None
+                    waits = bool(self._queue)
             if dropped:  # a flood of them keeps nobody waiting
                 late = "deadline passed before it was this search's turn"
                 finish(*(search.fail(DeadlineExceeded(late)) for search in dropped))
-        return True
+        return waits
 
     def _search_beside(self) -> bool:
         """Search for one that need not wait for the end of what is under way."""
@@ -137,28 +141,29 @@ class Coalescer:
 
 def finish(*later: Later) -> None:
     """Do what is left to be done."""
-    for each in dict.fromkeys(later):
+    for each in dict.fromkeys(later) if len(later) > 1 else later:
         if each is not None:
             each()
 
 
 def search_together(batch: Sequence[PendingSearch]) -> int:
     """Search once for searches that go together, and tell each its part. Returns their rows."""
-    first, is_one = batch[0], len(batch) == 1  # which is the common case
-    parts = [search.queries[search.begin : search.end] for search in batch]
-    queries = parts[0] if is_one else np.concatenate(parts)
-    latest = first if is_one else max(batch, key=lambda search: search.context.deadline.due)
+    first = latest = batch[0]
+    queries = first.queries[first.begin : first.end]
+    if not (is_one := len(batch) == 1):  # which is the common case
+        parts = [search.queries[search.begin : search.end] for search in batch]
+        queries = np.concatenate(parts)
+        latest = max(batch, key=lambda search: search.context.deadline.due)
     try:
-        with together("FAISS", [search.context for search in batch], rows=len(queries), k=first.k):
+        with together("FAISS", (search.context for search in batch), rows=len(queries), k=first.k):
             hits = first.shard.search_checked(queries, first.k, first.parameters, latest.context.deadline)
     except Exception as error:
-        later = [search.fail(error) for search in batch]
+        finish(*(search.fail(error) for search in batch))
     else:
         if is_one:
-            later = [first.hear(hits)]
+            finish(first.hear(hits))
         else:
-            later = [search.hear(its) for search, its in zip(batch, _split(hits, parts), strict=True)]
-    finish(*later)
+            finish(*(search.hear(its) for search, its in zip(batch, _split(hits, parts), strict=True)))
     return len(queries)
 
 

@@ -35,28 +35,22 @@ class HeldSnapshots(Generic[Held]):
         self._lock = threading.Lock()
         self._retain_s = retain_s
         self._clock = clock
-        self._current = snapshot_id
+        self.published = snapshot_id, sequence
+        """The current snapshot's id and the sequence of its publication: what calls get who name no snapshot."""
         self._entries = {snapshot_id: _Entry(item, clock(), sequence)}
 
     @property
     def current_id(self) -> str:
-        """What those get who name no snapshot."""
-        return self._current
+        return self.published[0]
 
     @property
     def current(self) -> Held:
-        return self._entries[self._current].item
+        return self._entries[self.current_id].item
 
     @property
     def sequence(self) -> int:
         """Of the latest publication."""
         return self.published[1]
-
-    @property
-    def published(self) -> tuple[str, int]:
-        """The current snapshot's id and the sequence of its publication, of one moment."""
-        with self._lock:
-            return self._current, self._entries[self._current].sequence
 
     def acquire(self, snapshot_id: str) -> tuple[str, Held]:
         """The snapshot of this id, or the current one for "", kept until `release`.
@@ -65,12 +59,11 @@ class HeldSnapshots(Generic[Held]):
             SnapshotMismatch: it is not held.
         """
         with self._lock:
-            name = snapshot_id or self._current
+            name = snapshot_id or self.current_id
             entry = self._entries.get(name)
             if entry is None:
                 raise SnapshotMismatch(f"this server holds snapshot {self._names()}, got a request for {name[:64]}")
             entry.n_using += 1
-            entry.named_at = self._clock()
             entry.is_asked_for = True
             return name, entry.item
 
@@ -98,7 +91,7 @@ class HeldSnapshots(Generic[Held]):
                 else:
                     self._unprepare(other)
             entry = self._entries.setdefault(snapshot_id, _Entry(item, self._clock()))
-            entry.item, entry.prepared = item, snapshot_id != self._current
+            entry.item, entry.prepared = item, snapshot_id != self.current_id
 
     def check_publish(self, snapshot_id: str, sequence: int) -> Held:
         """The snapshot that `publish` would make current. Raises as it."""
@@ -131,7 +124,7 @@ class HeldSnapshots(Generic[Held]):
             SnapshotMismatch: it is the current one.
         """
         with self._lock:
-            if snapshot_id == self._current:
+            if snapshot_id == self.current_id:
                 raise SnapshotMismatch(f"snapshot {snapshot_id} is current: publish another one instead")
             if snapshot_id in self._entries:
                 self._unprepare(snapshot_id)
@@ -143,7 +136,7 @@ class HeldSnapshots(Generic[Held]):
             gone = [
                 name
                 for name, entry in self._entries.items()
-                if name != self._current and not entry.prepared and not entry.n_using and entry.named_at <= limit
+                if name != self.current_id and not entry.prepared and not entry.n_using and entry.named_at <= limit
             ]
             for name in gone:
                 del self._entries[name]
@@ -152,31 +145,31 @@ class HeldSnapshots(Generic[Held]):
     def held(self) -> list[tuple[int, Held]]:
         """Every snapshot with its sequence, the current one first."""
         with self._lock:
-            entries = sorted(self._entries.items(), key=lambda named: (named[0] != self._current, -named[1].sequence))
+            entries = sorted(self._entries.items(), key=lambda named: (named[0] != self.current_id, -named[1].sequence))
             return [(entry.sequence, entry.item) for _, entry in entries]
 
     def states(self) -> list[tuple[str, str, int]]:
         """Every snapshot's id, whether it is current, prepared or former, and its sequence."""
         with self._lock:
             return [
-                (name, "current" if name == self._current else "prepared" if e.prepared else "former", e.sequence)
+                (name, "current" if name == self.current_id else "prepared" if e.prepared else "former", e.sequence)
                 for name, e in self._entries.items()
             ]
 
     def _publish(self, snapshot_id: str, sequence: int) -> None:
         entry = self._publishable(snapshot_id, sequence)
-        self._entries[self._current].named_at = self._clock()  # its time of grace begins
+        self._entries[self.current_id].named_at = self._clock()  # its time of grace begins
         entry.sequence, entry.prepared = sequence, False
-        self._current = snapshot_id
+        self.published = snapshot_id, sequence
 
     def _publishable(self, snapshot_id: str, sequence: int) -> _Entry[Held]:
         entry = self._entries.get(snapshot_id)
         if entry is None:
             raise SnapshotMismatch(f"this server holds snapshot {self._names()}, cannot publish {snapshot_id[:64]}")
-        latest = self._entries[self._current].sequence
-        if sequence < latest or (sequence == latest and snapshot_id != self._current):
+        latest = self.sequence
+        if sequence < latest or (sequence == latest and snapshot_id != self.current_id):
             raise SnapshotMismatch(
-                f"sequence must be above {latest}, that of the current snapshot {self._current}, got {sequence}"
+                f"sequence must be above {latest}, that of the current snapshot {self.current_id}, got {sequence}"
             )
         return entry
 

@@ -53,14 +53,15 @@ class PendingSearch:
     begin: int = 0
     end: int | None = None
     """The rows that are searched next are those from `begin` to `end`, or all from `begin` on."""
-    found: list[Hits] = field(default_factory=list)
+    found: tuple[Hits, ...] = ()
     """Of the rows before `begin`."""
     is_over: bool = False
 
     @property
     def weight(self) -> float:
         """How many rows one of it counts for: of a search as its index was built for, and of few hits."""
-        return max(self.width, self.k * PART_ROWS / PART_HITS)
+        by_hits = self.k * (PART_ROWS / PART_HITS)
+        return by_hits if by_hits > self.width else self.width
 
     @property
     def work(self) -> float:
@@ -77,9 +78,11 @@ class PendingSearch:
 
     def hear(self, hits: Hits) -> Later:
         """Take the hits of the rows that were searched, and tell of all once there are no more."""
-        self.found.append(hits)
-        self.begin += len(hits.ids)
-        return self._tell(_joined(self.found)) if self.begin == len(self.queries) else None
+        n_heard = self.begin + len(hits.ids)
+        if n_heard == len(self.queries):
+            return self._tell(_joined((*self.found, hits)) if self.begin else hits)
+        self.begin, self.found = n_heard, (*self.found, hits)
+        return None
 
     def fail(self, error: Exception) -> Later:
         """Tell of it, unless nobody wants to know."""
@@ -120,7 +123,5 @@ class UnderWay:
 
 
 def _joined(parts: Sequence[Hits]) -> Hits:
-    if len(parts) == 1:
-        return parts[0]
     ids, scores = np.concatenate([hits.ids for hits in parts]), np.concatenate([hits.scores for hits in parts])
     return Hits(ids, scores, parts[0].snapshot_id)

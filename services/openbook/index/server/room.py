@@ -23,11 +23,8 @@ class Room:
         with self._lock:
             self._n_calls += n_calls
             self._size_bytes += size_bytes
-            found = self._waiting and not self._is_full()
-            if found:
-                self._waiting = False
-        if found:
-            self._more.put(None)
+        if self._waiting:
+            self._look_again()
 
     def wait(self) -> None:
         """Wait until there is room."""
@@ -38,6 +35,13 @@ class Room:
             if not self._waiting:
                 return
         self._more.get()
+
+    def _look_again(self) -> None:
+        with self._lock:
+            if not self._waiting or self._is_full():
+                return
+            self._waiting = False
+        self._more.put(None)
 
     def open(self) -> None:
         """Nobody need wait any more."""

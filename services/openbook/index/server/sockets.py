@@ -100,12 +100,16 @@ class Writer:
         """What to send next, which is then no longer here: small replies as one, so that they cost one call of the
         system, large ones alone, for nobody else can do anything while they are copied. Only for who has the turn.
         """
-        piece = [self._unsent.popleft() if self._unsent else b""]
-        size = len(piece[0])
+        if not self._unsent:
+            return b""
+        first = self._unsent.popleft()
+        if not self._unsent:
+            return first
+        piece, size = [first], len(first)
         while self._unsent and size + len(self._unsent[0]) <= PIECE_BYTES:
             piece.append(self._unsent.popleft())
             size += len(piece[-1])
-        return piece[0] if len(piece) == 1 else b"".join(piece)
+        return first if len(piece) == 1 else b"".join(piece)
 
 
 def _bytes_of(reply: Reply) -> list[bytes | memoryview]:

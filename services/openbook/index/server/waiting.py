@@ -41,7 +41,7 @@ class SearchQueue:
         return len(self._turns) + len(self._alone)
 
     def __bool__(self) -> bool:
-        return bool(self._alone) or self._turns.n_callers > 0
+        return bool(self._alone or self._turns.n_callers)
 
     @property
     def n_rows(self) -> int:
@@ -142,16 +142,15 @@ class SearchQueue:
         batch, n_rows = self._alone, self._n_alone
         if not batch or (n_rows > self._max_batch and len(batch) > 1):
             return None
-        first, sizes = batch[0], []
+        first = batch[0]
         for search in batch:
             if search.is_late(now) or not (search is first or first.goes_with(search)):
                 return None
             search.end = len(search.queries)
-            sizes.append(search.end)
         is_shared = self._is_shared(first.ticket.caller, now, self._n_asked)
         if n_rows > 1 and (first.width > 1 or (is_shared and n_rows > self._at_once(first))):
             return None
-        self._turns.pass_by(first.ticket.caller, sizes, first.weight)
+        self._turns.pass_by(first.ticket.caller, len(batch), n_rows * first.weight)
         self._alone, self._n_alone, self._now = [], 0, now
         return batch
 

@@ -116,7 +116,7 @@ class Shard:
     def check(self, queries: Float32, k: int, parameters: SearchParameters) -> Float32:
         """The queries as `search_checked` takes them. Raises InvalidRequest as `search`."""
         queries = check_search(queries, k, self.manifest.dimension, self.max_k, self.max_rows, self._longest)
-        if parameters != AS_BUILT:
+        if parameters is not AS_BUILT and parameters != AS_BUILT:
             self._width.check(k, parameters)
         return queries
 

@@ -241,7 +241,7 @@ class Batcher(Generic[Item, Result]):
     async def _work(self, batch: Sequence[Asked], is_short: bool) -> None:
         log.debug("%s computes %d, request ids %s", self._name, len(batch), [each.context.request_id for each in batch])
         seconds = 0.0
-        computing = together(f"{self._name} computes", [asked.context for asked in batch])
+        computing = together(f"{self._name} computes", (asked.context for asked in batch))
         try:
             with computing:
                 is_first = self._queue.begin(batch, is_short)
