@@ -7,7 +7,7 @@ Starts the whole system as `openbook up` does, and asks it over gRPC, in this or
 - saturated: 16 callers in a closed loop. Then the system stops, and as many processes as there were replicas, each with
   the generator alone, answer the same questions from the same passages in batches of the sizes that the endpoint
   computed, twice.
-- at 70 % of that rate, open loop, Poisson: p99 beside p50.
+- at 70 % of that rate, open loop, as Poisson's and evenly: p99 beside p50. See bench_waiting.py for the least there is.
 - at 3 and 10 times that rate: goodput beside the peak, how soon refusals come.
 - a flood of one caller: p90 and p99 of another, beside the same without the flood. It asks a quarter of that rate; of
   fewer than a hundred answers p99 is nearly the slowest: --flood-seconds has it ask for longer.
@@ -252,7 +252,8 @@ def main() -> None:
             }
         peak = args.peak or rows["saturated"].answered_rate
         if "seventy" in args.only:
-            rows["70 %"] = load(settings, 2 * args.seconds, 0.7 * peak, arrivals=Arrivals.POISSON)
+            for name, arrivals in (("70 %", Arrivals.POISSON), ("70 %, evenly", Arrivals.CONSTANT)):
+                rows[name] = load(settings, 2 * args.seconds, 0.7 * peak, arrivals=arrivals)
         if "overload" in args.only:
             memory = replica_memory()
             for times in (3, 10):
