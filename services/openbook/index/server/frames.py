@@ -34,6 +34,8 @@ be his for ever.
 """
 MAX_NEWCOMERS = 128
 ACCEPT_AGAIN_S = 0.1
+PACE_S = 5e-3
+"""Between two connections that get threads: to make them takes what calls under way need, and others that end besides."""
 
 
 class Streams(Protocol):
@@ -168,6 +170,7 @@ class FrameServer:
         if hmac.compare_digest(newcomer.key, self.key):
             self._settle(connection, selector)
             self._serve(connection)
+            self._stopped.wait(PACE_S)
         else:
             self._turn_away(connection, selector)
 
