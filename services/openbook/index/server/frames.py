@@ -35,7 +35,7 @@ be his for ever.
 MAX_NEWCOMERS = 128
 ACCEPT_AGAIN_S = 0.1
 PACE_S = 5e-3
-"""Between two connections that get threads: to make them takes what calls under way need, and others that end besides."""
+"""Between two connections that get threads: to make those takes what calls under way need."""
 
 
 class Streams(Protocol):
