@@ -472,8 +472,9 @@ def trace(
     """Draw what one request met on its way: a row a span, from all processes."""
     from openbook.tracing.picture import choose, draw, read
 
+    files.check_place(out)
     spans = choose(read(file), request_id)
-    out.write_text(draw(spans), encoding="utf-8")
+    files.write(out, draw(spans))
     print(f"{out}: {len(spans)} spans of trace {spans[0].trace_id}")
 
 

@@ -370,13 +370,15 @@ def test_no_exporter_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_picture_that_cannot_be_written_is_one_line(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with span("one", ASKED):
-        pass
-    out = tmp_path / "none" / "trace.svg"
-    monkeypatch.setattr(sys, "argv", ["openbook", "trace", str(file), "--out", str(out)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert (ended.value.code, capsys.readouterr().err) == (1, f"openbook: {out}: No such file or directory\n")
+    """And is told before the trace is read, which may be long."""
+    for out, why in (
+        (tmp_path / "none" / "trace.svg", "must be a file in a folder that exists"),
+        (tmp_path / f"{'t' * 245}.svg", "cannot be written: File name too long"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["openbook", "trace", str(file.with_name("unread")), "--out", str(out)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert (ended.value.code, capsys.readouterr().err) == (1, f"openbook: {out}: {why}\n")
 
 
 def test_a_trace_can_be_drawn(snapshot: Path, file: Path) -> None:

@@ -5,7 +5,6 @@ regular expression that a right answer matches, as CuratedTrec has) and `label` 
 `title` and `context` of a passage that answers it, may be there; whatever else there is, is left alone.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from openbook.core.json_text import read_json
 from openbook.corpus.read import lines
 from openbook.errors import InvalidDocuments
 
@@ -41,7 +41,7 @@ def read_questions(path: Path, needs_answers: bool = True) -> Iterator[Question]
     for number, line in lines(path):
         if line.strip():
             try:
-                yield _question(json.loads(line), number, needs_answers)
+                yield _question(read_json(line), number, needs_answers)
             except (ValueError, RecursionError) as error:  # a JSON error is a ValueError
                 raise InvalidDocuments(f"{path}:{number}: {error}") from None
 

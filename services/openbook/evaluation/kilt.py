@@ -1,11 +1,11 @@
 """Questions of KILT's files (Petroni et al. 2021): answers and the pages that support them; or of any other file."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from openbook.core.json_text import LongNumber, read_json
 from openbook.core.types import Passage
 from openbook.corpus.questions import Question, check_whole, id_of, read_questions
 from openbook.corpus.read import lines
@@ -65,7 +65,9 @@ def records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in lines(path):
         if line.strip():
             try:
-                record = json.loads(line)
+                record = read_json(line)
+            except LongNumber as error:
+                raise InvalidDocuments(f"{path}:{number}: {error}") from None
             except (ValueError, RecursionError) as error:
                 raise InvalidDocuments(f"{path}:{number}: not JSON: {error}") from None
             if not isinstance(record, dict):

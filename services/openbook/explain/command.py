@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from openbook.core.types import Decoding, Formulation, RetrieverKind
-from openbook.errors import InvalidConfig
 from openbook.reaching import TLS, Ca, Cert, Key, Tls, client
 
 
@@ -38,17 +37,18 @@ def explain(
 
     Where a key is needed, it is taken from OPENBOOK_API_KEY.
     """
+    from openbook import files
     from openbook.explain.explanation import explain
     from openbook.explain.screen import print_explanation
     from openbook.terminal import console
 
-    if html and (html.is_dir() or not html.absolute().parent.is_dir()):
-        raise InvalidConfig(f"--html must be a file in a folder that exists, got {html}")
+    if html is not None:
+        files.check_place(html)
     about_us = ("question", "html", "server", "timeout_s", *TLS)
     options = {name: value for name, value in context.params.items() if name not in about_us}
     with client(server, context.params, timeout_s) as endpoint:
         explained = explain(endpoint, question, **options)
     print_explanation(explained, console)
     if html is not None:
-        html.write_text(explained.page(), encoding="utf-8")
+        files.write(html, explained.page())
         print(f"{html}: written")

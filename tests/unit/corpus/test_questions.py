@@ -9,6 +9,7 @@ import pytest
 
 from openbook.corpus.questions import Question, read_questions
 from openbook.errors import InvalidDocuments
+from openbook.evaluation.kilt import records
 
 
 def written(path: Path, *rows: Any) -> Path:
@@ -41,6 +42,15 @@ def test_answers_are_left_out_where_nobody_needs_them(tmp_path: Path) -> None:
     path = written(tmp_path / "log.jsonl", "Who?")
     with pytest.raises(InvalidDocuments, match=r"log\.jsonl:1: must be an object with question$"):
         list(read_questions(path, needs_answers=False))
+
+
+def test_an_id_of_too_many_digits_is_told_with_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    path.write_text(f'{{"question": "Who?", "answers": ["I"], "id": {"9" * 5000}}}\n')
+    for read in (read_questions, records):
+        with pytest.raises(InvalidDocuments) as raised:
+            list(read(path))
+        assert str(raised.value) == f"{path}:1: id must have at most 4300 digits, got 5000"
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,14 @@ def test_a_bad_line_is_named(tmp_path: Path, content: bytes, message: str) -> No
         list(read_passages(path))
 
 
+def test_an_id_of_too_many_digits_is_told_with_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"id": {"9" * 5000}, "text": "x"}}\n')
+    with pytest.raises(InvalidDocuments) as raised:
+        list(read_passages(path))
+    assert str(raised.value) == f"{path}:1: id must have at most 4300 digits, got 5000"
+
+
 def test_what_each_passage_has_again_is_short(tmp_path: Path) -> None:
     record = {"id": "1", "title": "t" * 5000, "text": "x"}
     path = write_jsonl(tmp_path / "a.jsonl", record | {"id": "x" * 16384}, record | {"id": "x" * 16385})

@@ -125,6 +125,10 @@ def test_a_beginning_says_what_a_file_is(begin: bytes, format: str) -> None:
     assert recognise(begin, "a") == format
 
 
+def test_a_number_that_is_too_long_makes_no_text_of_json_lines() -> None:
+    assert recognise(b'{"id": %s, "text": "words"}\n{' % (b"9" * 5000), "a") == "JSON lines"
+
+
 @pytest.mark.parametrize("ending", sorted(EACH))
 def test_a_document_without_a_title_is_called_by_its_file(ending: str) -> None:
     assert parse_one(EACH[ending]("", DOCUMENTS[0][1]), f"alps/Modane{ending}").title == "Modane"
@@ -820,6 +824,31 @@ def test_what_is_left_of_a_large_member_and_a_copy_of_one_are_made_in_steps(monk
     assert list(copied()) == [None] * 3
     with copies[0] as copy:
         assert copy.read() == bytes(3 * MB)
+    assert copy.closed
+
+
+def test_a_copy_of_a_member_is_closed_once_it_is_read_or_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not when the garbage collector comes to it: here all are kept."""
+    made: list[IO[bytes]] = []
+
+    def temporary() -> IO[bytes]:
+        made.append(io.BytesIO())
+        return made[-1]
+
+    monkeypatch.setattr("openbook.corpus.sources.opened.tempfile.TemporaryFile", temporary)
+    for name in ("all.parquet", "all.arrow", ".pdf", ".docx"):
+        content = TOGETHER[name](DOCUMENTS) if name in TOGETHER else EACH[name](*DOCUMENTS[0])
+        assert any(isinstance(each, Document) for each in parse(gzip.compress(content, 1), "a.gz"))
+        parse(gzip.compress(content[: len(content) // 2], 1), "a.gz")  # what is damaged
+        limits = Limits(spooled_bytes=1)
+        file = io.BufferedReader(io.BytesIO(content))  # type: ignore[arg-type]
+        (failed,) = (
+            each
+            for each in Parse().events(Opened("a", file, limits, Budget(limits, 0), n_layers=1))
+            if isinstance(each, Failure)
+        )
+        assert failed.reason == "has more than 1 bytes"
+    assert [each.closed for each in made] == [True] * 12
 
 
 @pytest.mark.parametrize(

@@ -181,10 +181,15 @@ def test_the_terminal_tells_once_which_passages_are_too_long_to_be_read_alone() 
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
-    for page in (tmp_path, tmp_path / "missing" / "page.html"):
+    no_file = "must be a file in a folder that exists"
+    for page, why in (
+        (tmp_path, no_file),
+        (tmp_path / "none" / "page.html", no_file),
+        (tmp_path / f"{'p' * 245}.html", "cannot be written: File name too long"),
+    ):
         done = CliRunner().invoke(app, ["explain", "who?", "--html", str(page), "--server", "127.0.0.1:1"])
         assert isinstance(done.exception, InvalidConfig)
-        assert str(done.exception) == f"--html must be a file in a folder that exists, got {page}"
+        assert str(done.exception) == f"{page}: {why}"
 
 
 def test_the_command_takes_how_widely_to_search_and_how_candidates_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,16 @@ def test_an_error_that_only_a_part_of_openbook_knows_goes_under_its_kins_name() 
     assert problem_of(Refused("no"), "").type == "urn:openbook:error:InvalidRequest"
 
 
+def test_a_number_of_too_many_digits_is_told_by_its_field_and_limit() -> None:
+    headers = {"content-type": "application/json"}
+    for path, field in (("/v1/answer", "seed"), ("/v1/retrieve", "without"), ("/v1/chat/completions", "seed")):
+        said = request("POST", path, content=f'{{"{field}": [{"9" * 5000}]}}', headers=headers)
+        told = said.json().get("detail") or said.json()["error"]["message"]
+        assert (said.status_code, told) == (400, f"{field} must have at most 4300 digits, got 5000")
+    unread = request("POST", "/v1/answer", content=f"[{'9' * 5000}, {'[' * 100_000}", headers=headers).json()
+    assert unread["detail"] == "/v1/answer: There was an error parsing the body"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "code", "kind"),
     [

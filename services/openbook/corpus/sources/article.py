@@ -46,9 +46,11 @@ BLOCKS = frozenset(
 """What begins a line in browsers; all else is within one, whatever it is."""
 _INLINE = ("a", "br", "code", "span")
 """What trafilatura treats as more than words, or by its classes. All else within a line is a span to it."""
+_PREFIXED = "descendant::*[substring-after(name(), ':') = 'math']"
 _LATEX = "string(.//annotation[@encoding = 'application/x-tex'])"
 _SIGNS = ".//text()[not(ancestor::annotation or ancestor::annotation-xml)]"
 _STYLED = re.compile(r"\{\\(?:display|text)style (.*)\}", re.S)
+_BRACE = re.compile(r"\\.|[{}]", re.S)  # or what is escaped, which is none
 _LETTER = re.compile(r"[^\W_]")
 _OVERFLOW = re.compile(r"overflow[\w-]*\s*:[^;]*")
 
@@ -96,6 +98,7 @@ def spell_formulas(tree: Any) -> None:
     """As LaTeX, where the page has it, else by their signs. Wikipedia hides them behind pictures. (Trafilatura knows
     LaTeX, if it is not hidden, and no signs; it leaves out pictures of letters, as KaTeX and MathJax show them.)
     """
+    _take_prefixes(tree)
     for formula in reversed(list(tree.iterdescendants("math"))):  # of one within another the inner first
         if _has_picture(formula):
             formula.getparent().attrib.pop("style", None)
@@ -103,6 +106,15 @@ def spell_formulas(tree: Any) -> None:
             _spell(formula)
         else:  # it was never closed, and what follows is in it
             formula.tag = "span"
+
+
+def _take_prefixes(tree: Any) -> None:
+    """Call formulas and what is in them as MathML does, where a page has them in a namespace of its own: `m:math`."""
+    for formula in tree.xpath(_PREFIXED):
+        prefix = formula.tag.removesuffix("math")
+        for element in formula.iter() if prefix else ():  # else it is within another, and was called so with that
+            if isinstance(element.tag, str):
+                element.tag = element.tag.removeprefix(prefix)
 
 
 def _has_picture(formula: Any) -> bool:
@@ -115,12 +127,22 @@ def _has_picture(formula: Any) -> bool:
 
 def _spell(formula: Any) -> None:
     latex = (formula.xpath(_LATEX) or formula.get("alttext") or "").strip()
-    if styled := _STYLED.fullmatch(latex):
+    if (styled := _STYLED.fullmatch(latex)) and _is_one_group(latex):
         latex = styled[1]
     words = delimited(latex, formula.get("display")) if latex else "".join(formula.xpath(_SIGNS))
     formula[:] = ()
     formula.attrib.clear()
     formula.tag, formula.text = "span", " ".join(words.split())
+
+
+def _is_one_group(latex: str) -> bool:
+    """Whether its first brace, with which it begins, is closed by its end and not before."""
+    depth = 0
+    for brace in _BRACE.finditer(latex):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if not depth:
+            return brace.end() == len(latex)
+    return False
 
 
 def delimited(latex: str, display: str | None) -> str:

@@ -16,18 +16,20 @@ def read_parquet(opened: Opened) -> Iterator[Document | Failure | None]:
     pa = _arrow()
     import pyarrow.parquet as pq
 
-    file = pq.ParquetFile(pa.PythonFile((yield from opened.seekable()), "r"), pre_buffer=False)
-    columns = _columns(opened, file.schema_arrow.names)
-    batches = file.iter_batches(ROWS_AT_ONCE, columns=list(columns), use_threads=False)
-    yield from _documents(opened, batches, columns)
+    with (yield from opened.seekable()) as content:
+        file = pq.ParquetFile(pa.PythonFile(content, "r"), pre_buffer=False)
+        columns = _columns(opened, file.schema_arrow.names)
+        batches = file.iter_batches(ROWS_AT_ONCE, columns=list(columns), use_threads=False)
+        yield from _documents(opened, batches, columns)
 
 
 def read_arrow_file(opened: Opened) -> Iterator[Document | Failure | None]:
     """Also Feather, version 2. Raises as `read_parquet`."""
     pa = _arrow()
-    file = pa.ipc.open_file(pa.PythonFile((yield from opened.seekable()), "r"))
-    batches = (file.get_batch(i) for i in range(file.num_record_batches))
-    yield from _documents(opened, batches, _columns(opened, file.schema.names))
+    with (yield from opened.seekable()) as content:
+        file = pa.ipc.open_file(pa.PythonFile(content, "r"))
+        batches = (file.get_batch(i) for i in range(file.num_record_batches))
+        yield from _documents(opened, batches, _columns(opened, file.schema.names))
 
 
 def read_arrow_stream(opened: Opened) -> Iterator[Document | Failure]:

@@ -8,6 +8,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -140,22 +141,26 @@ class Opened:
                 line = self.file.readline(HEAD)
             yield number, Failed(f"a line of more than {most} bytes")
 
-    def seekable(self) -> Generator[None, None, IO[bytes]]:
+    def seekable(self) -> Generator[None, None, AbstractContextManager[IO[bytes]]]:
         """It, in a file in which a parser can jump about: itself if it lies on disk, else a copy without a name, made
-        in steps.
+        in steps. The copy goes at the end of the `with` that it is read in.
 
         Raises:
             Failed: it is too large for a copy.
         """
         if not self.n_layers:
-            return self.file
-        copy = tempfile.TemporaryFile()  # noqa: SIM115 who asked reads it, and it goes with its last reader
-        while piece := self.file.read(1 << 20):
-            if copy.tell() + len(piece) > self.limits.spooled_bytes:
-                raise Failed(f"has more than {self.limits.spooled_bytes} bytes")
-            copy.write(piece)
-            yield None
-        copy.seek(0)
+            return nullcontext(self.file)  # who opened it closes it
+        copy = tempfile.TemporaryFile()  # noqa: SIM115 who asked reads it
+        try:
+            while piece := self.file.read(1 << 20):
+                if copy.tell() + len(piece) > self.limits.spooled_bytes:
+                    raise Failed(f"has more than {self.limits.spooled_bytes} bytes")
+                copy.write(piece)
+                yield None
+            copy.seek(0)
+        except BaseException:  # also of who asks for no more
+            copy.close()
+            raise
         return copy
 
     def document(self, id: str, title: str, text: str, **known: Any) -> Document:

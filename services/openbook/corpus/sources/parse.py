@@ -141,7 +141,7 @@ class Parse:
         elif format is Format.WARC:
             yield from self._warc(file)
         elif format is Format.ZIP:
-            with zipfile.ZipFile((yield from file.seekable())) as archive:
+            with (yield from file.seekable()) as content, zipfile.ZipFile(content) as archive:
                 names = set(archive.namelist())
                 if office.is_docx(names):
                     yield from self._leaf(file, lambda file: office.read_docx(file, archive))

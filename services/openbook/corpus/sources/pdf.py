@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import accumulate
-from typing import Any
+from typing import IO, Any
 
 from openbook.core.documents import Document
 from openbook.corpus.sources import stated
@@ -17,9 +17,14 @@ def read(opened: Opened) -> Iterator[Document | Failure | None]:
     Raises:
         Failed: it needs a password, or holds no text, as scans do; and what pypdf raises.
     """
+    with (yield from opened.seekable()) as content:
+        yield from _read(opened, content)
+
+
+def _read(opened: Opened, content: IO[bytes]) -> Iterator[Document | Failure | None]:
     from pypdf import PdfReader
 
-    reader = PdfReader((yield from opened.seekable()))
+    reader = PdfReader(content)
     if reader.is_encrypted and not reader.decrypt(""):
         raise Failed("needs a password")
     pages: list[str] = []

@@ -1,7 +1,6 @@
 """What a file is: by how it begins, and by its name only where a beginning says nothing."""
 
 import csv
-import json
 import os
 import re
 from collections.abc import Collection
@@ -9,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 
+from openbook.core.json_text import LongNumber, read_json
 from openbook.corpus.sources.encodings import UTF_16, decoded
 from openbook.corpus.sources.limits import Failed
 from openbook.errors import InvalidConfig
@@ -180,7 +180,9 @@ def _text(head: bytes, names: Names) -> Format:
 
 def _is_json(line: bytes) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(read_json(line), dict)
+    except LongNumber:
+        return True
     except (ValueError, RecursionError):
         return False
 

@@ -1,10 +1,10 @@
 """JSON lines: our own, WikiExtractor's, BEIR's, KILT's and Natural Questions', told apart record by record."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 from openbook.core.documents import Document
+from openbook.core.json_text import LongNumber, read_json
 from openbook.corpus.sources import stated, web
 from openbook.corpus.sources.encodings import decoded
 from openbook.corpus.sources.limits import Failed, Failure, one_line
@@ -35,8 +35,10 @@ def read(opened: Opened) -> Iterator[Document | Failure | None]:
 
 def _parsed(line: bytes) -> dict[str, Any]:
     try:
-        record = json.loads(decoded(line))
-    except (ValueError, RecursionError) as error:  # also of numbers too long, and of brackets too deep
+        record = read_json(decoded(line))
+    except LongNumber as error:
+        raise Failed(str(error)) from None
+    except (ValueError, RecursionError) as error:  # also of brackets too deep
         raise Failed(f"not JSON: {error}") from None
     if not isinstance(record, dict):
         raise Failed("must be an object with id, title and text")

@@ -15,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from openbook import __version__
+from openbook.core.json_text import LongNumber, read_json
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.logs import as_ours
 from openbook.processes import is_loopback
@@ -197,12 +198,24 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     return error_reply(request, InvalidRequest(describe(named)))
 
 
+def _too_long(body: bytes) -> str:
+    """Which number of a body has more digits than are read; empty if none."""
+    try:
+        read_json(body)
+    except LongNumber as error:
+        return str(error)
+    except (ValueError, RecursionError):
+        pass
+    return ""
+
+
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """No such path, no such method, or a body that the JSON parser gave up on."""
     assert isinstance(error, HTTPException)
     message = f"{request.url.path}: {error.detail}"
     if error.status_code == 400:
-        return error_reply(request, InvalidRequest(message))
+        gave_up = isinstance(error.__cause__, ValueError)  # once all of the body was there
+        return error_reply(request, InvalidRequest((gave_up and _too_long(await request.body())) or message))
     code = {404: "NOT_FOUND", 405: "UNIMPLEMENTED"}.get(error.status_code, "INVALID_ARGUMENT")
     reply = status_reply(request, error.status_code, message, code)
     reply.headers.update(error.headers or {})  # Allow
