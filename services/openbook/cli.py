@@ -492,7 +492,7 @@ def calibrate(
     model: Annotated[Path, typer.Argument(help="The generator's folder; confidence.json goes there.")],
     evaluations: Annotated[list[Path], typer.Argument(help="What `openbook evaluate --out` wrote: to be fitted to.")],
     on: Annotated[list[Path], typer.Option(help="The same of other questions: to be judged by.")],
-    picture: Annotated[Path | None, typer.Option(help="Before and after, in PNG.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Before and after: .png, .svg, .pdf.")] = None,
 ) -> None:
     """Fit how sure answers are to how often they were right, so that they carry a confidence."""
     from openbook.evaluation.calibrate import calibrate

@@ -531,7 +531,8 @@ def read_yaml(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"{path}: cannot be read: {error}") from None
+        why = getattr(error, "strerror", None) or error  # which would name the file once more
+        raise InvalidConfig(f"{path}: cannot be read: {why}") from None
     return _yaml(text, str(path))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
-from math import exp
+from math import exp, isnan, nan
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -307,18 +307,14 @@ def print_calibration(judged: Sequence["Judged"]) -> None:
         table.add_column(title, justify="right")
     for each in judged:
         pairs = [(of, each.right) for of in (each.before, each.after)]
-        errors = [f"{metrics.reliability(*pair).expected_error:.3f}" for pair in pairs]
-        areas = [f"{metrics.auroc(*pair):.3f}" for pair in pairs]
-        n, right = str(len(each.right)), f"{each.right.mean():.3f}" if len(each.right) else "-"
-        table.add_row(
-            each.formulation.title(),
-            str(each.n_fitted),
-            n,
-            right,
-            *errors,
-            f"{each.error_by_chance:.3f}",
-            *areas,
-        )
+        found = [
+            float(each.right.mean()) if len(each.right) else nan,
+            *(metrics.reliability(*pair).expected_error for pair in pairs),
+            each.error_by_chance,
+            *(metrics.auroc(*pair) for pair in pairs),
+        ]
+        shown = ("-" if isnan(value) else f"{value:.3f}" for value in found)
+        table.add_row(each.formulation.title(), str(each.n_fitted), str(len(each.right)), *shown)
     console.print(table)
 
 

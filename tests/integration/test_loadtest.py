@@ -475,7 +475,8 @@ def test_what_speaks_no_http_is_not_measured() -> None:
         async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0) as server:
             await measure(asked(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
 
-    with pytest.raises(Unreachable, match=r"^http://127\.0\.0\.1:\d+: .*[Dd]isconnected"):
+    hint = "is that an endpoint's HTTP port"
+    with pytest.raises(Unreachable, match=rf"^http://127\.0\.0\.1:\d+: .*[Dd]isconnected; {hint}"):
         asyncio.run(measured())
 
 

@@ -154,7 +154,7 @@ def test_other_servers_are_reached_as_those_in_the_settings() -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match=r"none\.yaml: cannot be read"):
+    with pytest.raises(InvalidConfig, match=r"none\.yaml: cannot be read: No such file or directory$"):
         config.load(tmp_path / "none.yaml", {})
 
 

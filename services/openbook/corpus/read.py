@@ -89,7 +89,8 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
     except UnicodeDecodeError as error:
         raise InvalidDocuments(f"{path}:{number + 1}: not UTF-8: {error.reason} at byte {error.start}") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise InvalidDocuments(f"{path}: cannot be read: {error}") from None
+        why = getattr(error, "strerror", None) or error  # which would name the file once more
+        raise InvalidDocuments(f"{path}: cannot be read: {why}") from None
 
 
 def _open(path: Path) -> IO[str]:

@@ -63,7 +63,7 @@ def calibrate(model: Path, fitted: Sequence[Path], others: Sequence[Path]) -> tu
         InvalidModel: there is no such model.
         InvalidConfig: the model is no folder that can be written to; a folder holds no evaluation of answers, of
             another generator, or one whose records know no signals; there are too few answers of each formulation;
-            or no other questions.
+            or no other questions, or none with the formulations that are fitted to.
     """
     if not (model.is_dir() and os.access(model, os.W_OK)):
         raise InvalidConfig(
@@ -97,6 +97,9 @@ def calibrate(model: Path, fitted: Sequence[Path], others: Sequence[Path]) -> tu
         )
     if not curves:
         raise InvalidConfig("; ".join(without))
+    if not any(len(each.right) for each in judged):
+        named = ", ".join(map(str, others))
+        raise InvalidConfig(f"{named}: no answer with formulation {' or '.join(curves)} to judge by")
     written = Confidence(generator_fingerprint=fingerprint, curves=curves)
     try:
         files.write(model / CONFIDENCE, written.model_dump_json(indent=1) + "\n")

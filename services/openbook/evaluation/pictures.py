@@ -47,6 +47,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
 
 def draw_calibration(judged: Sequence["Judged"], path: Path) -> None:
     """A row for each formulation: how often answers are right when they are so probable, and when so confident."""
+    judged = [each for each in judged if len(each.right)]
     figure = Figure(figsize=(11, ROW_INCHES * len(judged)), layout="constrained")
     FigureCanvasAgg(figure)
     rows = figure.subplots(len(judged), 2, squeeze=False)

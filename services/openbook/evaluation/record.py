@@ -125,7 +125,10 @@ def _record(line: bytes, kind: type[R], where: str) -> R:
     try:
         return kind.model_validate_json(line)
     except ValidationError as error:
-        raise InvalidConfig(f"{where}: is not a record of this evaluation: {error}") from None
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        why = f"{field}: {first['msg']}" if field else first["msg"]
+        raise InvalidConfig(f"{where}: is not a record of this evaluation: {why}") from None
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -140,7 +143,9 @@ def read_plan(folder: Path) -> dict[str, Any]:
         plan = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(plan, dict):
             raise ValueError("must map keys to values")
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise InvalidConfig(f"{path}: is not the plan of an evaluation: {error.strerror}") from None
+    except ValueError as error:
         raise InvalidConfig(f"{path}: is not the plan of an evaluation: {error}") from None
     return plan
 

@@ -111,7 +111,9 @@ def read(folder: Path) -> Result:
         about = json.loads((folder / RESULT).read_text(encoding="utf-8"))
         settings = LoadSettings.model_validate(about["settings"])
         date = datetime.fromisoformat(about["date"]).timestamp()
-    except (OSError, ValueError, LookupError, TypeError, ValidationError) as error:
+    except OSError as error:
+        raise InvalidConfig(f"{folder / RESULT}: is not the result of a load test: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, ValidationError) as error:
         raise InvalidConfig(f"{folder / RESULT}: is not the result of a load test: {error}") from None
     return Result(settings, outcomes.load(folder / OUTCOMES), float("nan"), date)
 

@@ -59,7 +59,10 @@ async def opened(settings: LoadSettings, questions: Sequence[str]) -> AsyncItera
         try:
             await _greet(session)
         except (aiohttp.ClientError, OSError) as error:
-            raise Unreachable(f"{settings.address}: {str(error) or type(error).__name__}") from None
+            why = str(error) or type(error).__name__
+            if isinstance(error, aiohttp.ServerDisconnectedError):  # as gRPC's port does
+                why += "; is that an endpoint's HTTP port (gRPC has no http:// in front)?"
+            raise Unreachable(f"{settings.address}: {why}") from None
         yield HttpSender(session, settings, questions)
 
 

@@ -72,3 +72,14 @@ def test_a_line_that_is_no_question_is_named(tmp_path: Path, row: Any, problem: 
     path = written(tmp_path / "questions.jsonl", {"question": "Who?", "answers": ["I"]}, row)
     with pytest.raises(InvalidDocuments, match=rf"questions\.jsonl:2: .*{problem}"):
         list(read_questions(path))
+
+
+def test_a_file_that_cannot_be_read_is_named_once(tmp_path: Path) -> None:
+    for name, why in (
+        ("none.jsonl", "No such file or directory"),
+        ("plain.jsonl.gz", r"Not a gzipped file \(b'\{\"'\)"),
+    ):
+        if name.endswith(".gz"):
+            written(tmp_path / name, {"question": "Who?", "answers": ["I"]})
+        with pytest.raises(InvalidDocuments, match=rf"{name}: cannot be read: {why}$"):
+            list(read_questions(tmp_path / name))

@@ -118,6 +118,24 @@ def test_each_formulation_is_fitted_to_and_judged_by_its_own_answers(write: Writ
         assert (each.n_fitted, each.right.tolist()) == (150, answers(300, 2)[1][i::2].tolist())
 
 
+def test_a_formulation_that_no_other_answers_judge_is_fitted_and_shown_without_figures(
+    write: Write, tmp_path: Path
+) -> None:
+    """Judged by answers of formulations that were not fitted to alone, nothing is written."""
+    both, others, picture = write("both", 0, n_kinds=2), write("others", 2), tmp_path / "picture.png"
+    command = ["calibrate", tmp_path, both, "--on", others, "--picture", picture]
+    done = CliRunner().invoke(app, list(map(str, command)), catch_exceptions=False)
+    assert re.search(r"^ Sequence +150 +300( +[\d.]+){6} *$", done.stdout, re.MULTILINE)
+    assert re.search(r"^ Token +150 +0( +-){6} *$", done.stdout, re.MULTILINE)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert load_calibration(str(tmp_path), FINGERPRINT).keys() == {*Formulation}
+    (tmp_path / CONFIDENCE).unlink()
+    (others / PREDICTIONS).write_text((others / PREDICTIONS).read_text().replace('"sequence"', '"token"'))
+    with pytest.raises(InvalidConfig, match=r"others: no answer with formulation sequence to judge by$"):
+        calibrate(tmp_path, [write("some", 0)], [others])
+    assert not (tmp_path / CONFIDENCE).exists()
+
+
 def test_a_formulation_of_too_few_answers_is_named_and_the_other_fitted(write: Write, tmp_path: Path) -> None:
     """The command says so too. With no curve at all nothing is written."""
     some, few, others = write("some", 0), write("few", 1, n=20, n_kinds=2), write("others", 2)
@@ -160,7 +178,7 @@ def test_what_cannot_be_fitted_to_is_named(write: Write, tmp_path: Path) -> None
         ([some, other], [], r"other: has answers of generator g, not f{32}"),
         ([other], [some], r"other: has answers of generator g, .* is f{32}"),
         ([some], [bare], r"bare: question 0 has no signals: labels and answers with --follow have none"),
-        ([tmp_path / "none"], [some], r"none/plan\.json: is not the plan of an evaluation"),
+        ([tmp_path / "none"], [some], r"none/plan\.json: is not the plan of an evaluation: No such file or directory$"),
     ]:
         with pytest.raises(InvalidConfig, match=message):
             calibrate(tmp_path, fitted, on)

@@ -122,5 +122,5 @@ def test_an_altered_line_is_named(tmp_path: Path) -> None:
     log.append([record(0)])
     with (tmp_path / PREDICTIONS).open("a") as file:
         file.write('{"id": 7}\n')
-    with pytest.raises(InvalidConfig, match=r"predictions\.jsonl:2: is not a record"):
+    with pytest.raises(InvalidConfig, match=r"predictions\.jsonl:2: is not a record of this evaluation: file: [^\n]*$"):
         log.read()

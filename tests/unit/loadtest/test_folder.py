@@ -50,7 +50,7 @@ def test_runs_that_count_differently_do_not_merge(kept: Callable[..., Path], tmp
             folder.merge([one, other])
     with pytest.raises(InvalidConfig, match=r"closed: an open and a closed loop cannot be merged"):
         folder.merge([one, kept("closed", closed=2)])
-    with pytest.raises(InvalidConfig, match="is not the result of a load test"):
+    with pytest.raises(InvalidConfig, match=r"result\.json: is not the result of a load test: No such file"):
         folder.merge([tmp_path])
 
 
