@@ -54,6 +54,9 @@ class Transport(asyncio.Transport):
         super().__init__()
         self.written: list[bytes] = []
 
+    def is_closing(self) -> bool:
+        return False
+
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written.append(bytes(data))
 

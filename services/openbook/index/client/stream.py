@@ -197,12 +197,18 @@ class FrameStream(Stream, asyncio.Protocol):
 
     def _flush(self) -> None:
         unsent, self._unsent = self._unsent, []
-        if unsent and self._transport is not None and not self.broken:
-            if max(map(len, unsent)) < LARGE_BYTES:
-                self._transport.writelines(unsent)
-            else:  # which would copy them all
-                for each in unsent:
-                    self._transport.write(each)
+        transport, small = self._transport, []
+        if transport is None or self.broken:
+            return
+        for each in unsent:
+            if len(each) < LARGE_BYTES:
+                small.append(each)
+            elif not transport.is_closing():  # as it is once a write has failed
+                transport.writelines(small)
+                transport.write(each)
+                small = []
+        if small and not transport.is_closing():
+            transport.writelines(small)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's has all of it, and is none

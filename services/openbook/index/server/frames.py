@@ -169,13 +169,13 @@ class FrameServer:
             return
         if hmac.compare_digest(newcomer.key, self.key):
             self._settle(connection, selector)
-            self._serve(connection)
-            self._stopped.wait(PACE_S)
+            if self._serve(connection):
+                self._stopped.wait(PACE_S)
         else:
             self._turn_away(connection, selector)
 
-    def _serve(self, connection: socket.socket) -> None:
-        """Have its calls answered, or tell why not. Does not wait."""
+    def _serve(self, connection: socket.socket) -> bool:
+        """Have its calls answered, or tell why not. Does not wait. Returns whether they will be."""
         connection.setblocking(True)
         seconds = struct.pack("ll", int(SEND_S), int(SEND_S % 1 * 1e6))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
@@ -189,7 +189,7 @@ class FrameServer:
                 writer.put(Reply(Failed(error.grpc_code, str(error)).reply()))
                 writer.flush()
             _close(connection)
-            return
+            return False
         arguments = connection, stream, writer, refused
         thread = threading.Thread(target=self._answer, args=arguments, name="frames", daemon=True)
         self._connections[connection] = thread
@@ -198,6 +198,8 @@ class FrameServer:
         except RuntimeError as error:
             log.warning("cannot serve a connection: %s", error)
             self._part(connection, stream)
+            return False
+        return True
 
     def _answer(self, connection: socket.socket, stream: CallStream, writer: Writer, refused: Sequence[Failed]) -> None:
         try:
