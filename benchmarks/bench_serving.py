@@ -130,16 +130,21 @@ def bare(path: Path, sizes: dict[int, float], settings: Settings) -> float:
     return sum(float(each.communicate()[0].split()[-1]) for each in started)
 
 
+def read_contexts(path: Path) -> list[tuple[str, Retrieved]]:
+    """What `remember_contexts` wrote down."""
+    stored = [json.loads(line) for line in path.read_text().splitlines()]
+    return [
+        (each["question"], Retrieved(tuple(Passage(*p) for p in each["passages"]), np.float32(each["scores"]), ""))
+        for each in stored
+    ]
+
+
 def run_bare(path: Path, sizes: Sequence[tuple[int, float]], settings: GeneratorSettings) -> float:
     """What `bare` starts."""
     from openbook.config import AnswerDefaults
     from openbook.models.generator import RagGenerator
 
-    stored = [json.loads(line) for line in path.read_text().splitlines()]
-    asked = [
-        (each["question"], Retrieved(tuple(Passage(*p) for p in each["passages"]), np.float32(each["scores"]), ""))
-        for each in stored
-    ]
+    asked = read_contexts(path)
     generator, defaults = RagGenerator.load(settings), AnswerDefaults().generation()
     generator.generate(*zip(*asked[:4], strict=True), defaults)
     rng, n, total_s = random.Random(0), 0, 0.0

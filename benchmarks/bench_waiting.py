@@ -15,7 +15,6 @@ There is no network, no encoder, no search, no router that does not know everyth
 """
 
 import argparse
-import json
 import random
 import statistics
 import time
@@ -23,11 +22,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from bench_serving import read_contexts
 from rich.console import Console
 from rich.table import Table
 
 from openbook.config import Settings
-from openbook.core.types import Passage, Retrieved
 from openbook.models.generator import RagGenerator
 from openbook.serving.launch.fitting import fitted
 
@@ -37,11 +36,7 @@ N_QUESTIONS = 40_000
 
 def measured(path: Path, settings: Settings) -> dict[int, list[float]]:
     """Seconds of batches of each size."""
-    stored = [json.loads(line) for line in path.read_text().splitlines()]
-    asked = [
-        (each["question"], Retrieved(tuple(Passage(*p) for p in each["passages"]), np.float32(each["scores"]), ""))
-        for each in stored
-    ]
+    asked = read_contexts(path)
     generator, defaults = RagGenerator.load(settings.generator), settings.answer.generation()
     generator.generate(*zip(*asked[:4], strict=True), defaults)
     rng, found = random.Random(0), {}
