@@ -18,7 +18,7 @@ from openbook.telemetry import SEARCH_ROWS, SEARCH_SECONDS, refused
 from openbook.tracing.spans import together
 
 SHORT_S = 5e-3
-"""A search that takes no longer is done by the thread that read it: handing it over takes a tenth of a millisecond."""
+"""A search that takes no longer is done by a thread of its stream: handing it over takes a tenth of a millisecond."""
 
 
 class Coalescer:

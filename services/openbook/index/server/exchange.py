@@ -67,6 +67,7 @@ class Sender(Protocol):
 
 class _Signal(Enum):
     OVER = auto()  # no more calls are begun
+    SEARCH = auto()  # some wait to be searched for
     UNSENT = auto()  # the sender has replies left over
 
 
@@ -76,9 +77,10 @@ class CallStream:
     Args:
         calls: as they come.
         begin: starts the work of one.
-        begun: called after each of them.
+        go: sees to it that those who wait are searched for: in a thread apart, or by who calls it.
         peer: who makes them.
         break_off: ends the connection, or its part of it, at once and whatever is under way. From any thread.
+        has_more: whether a call has come and not been read. Where that is unknown, who reads searches for nobody.
         sender: for replies that need not go through `replies`.
     """
 
@@ -88,16 +90,18 @@ class CallStream:
         self,
         calls: Iterator[Asked],
         begin: Begin,
-        begun: Callable[[], None],
+        go: Callable[[bool], None],
         peer: Peer,
         break_off: Callable[[], object],
+        has_more: Callable[[], bool] | None = None,
         sender: Sender | None = None,
     ) -> None:
         self.peer = peer
         self.break_off = break_off
         self._calls = calls
         self._begin = begin
-        self._begun = begun
+        self._go = go
+        self._has_more = has_more
         self._sender = sender
         self._caller = next(self._callers)  # and not the stream, which would live as long as its turns are remembered
         self._unfinished: dict[int, Ticket] = {}
@@ -138,6 +142,8 @@ class CallStream:
                 item = self._due.get()
                 if item is _Signal.OVER:
                     self._over = True
+                elif item is _Signal.SEARCH:
+                    self._go(False)
                 elif item is _Signal.UNSENT:
                     if self._sender is not None:
                         self._sending_since = monotonic()
@@ -172,13 +178,24 @@ class CallStream:
                     self._cancel(call.number)
                     continue
                 self._start(asked, kind or "call")
-                self._begun()
+                if kind == "search":
+                    self._search()
                 self._room.wait()
         except (grpc.RpcError, OSError) as error:  # the connection is gone, and with it whoever waited
             error.__traceback__ = None  # gRPC keeps it, and it would keep this stream
             self._cancel_all()
         finally:
             self._due.put(_Signal.OVER)
+            self._go(True)  # nobody may be left to take the signal that some wait
+
+    def _search(self) -> None:
+        """Have it searched for who waits: by this thread if it has nothing to read, else by the one that sends."""
+        if self._has_more is not None:
+            self._go(self._has_more())
+        elif self._sending_since < math.inf or self._due.qsize():
+            self._go(True)
+        else:  # a thread apart would have to wake it, which costs a twentieth of a call
+            self._due.put(_Signal.SEARCH)
 
     def _start(self, asked: Asked, kind: str) -> None:
         call, method = asked[0], kind.capitalize()

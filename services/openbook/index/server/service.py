@@ -114,17 +114,15 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         calls: Iterator[Asked],
         peer: Peer,
         break_off: Callable[[], object],
-        has_more: Callable[[], bool] = lambda: True,
+        has_more: Callable[[], bool] | None = None,
         sender: Sender | None = None,
     ) -> CallStream:
         """A stream of calls until it takes its `leave`, gRPC's or another: see `CallStream`.
 
-        Whoever reads it may search by himself when it has no more of them.
-
         Raises:
             Overloaded: as `OpenStreams.admit`.
         """
-        stream = CallStream(calls, self._begin, lambda: self._searches.go(has_more()), peer, break_off, sender)
+        stream = CallStream(calls, self._begin, self._searches.go, peer, break_off, has_more, sender)
         self._streams.admit(stream)
         if self._stopping:
             stream.end()
