@@ -562,7 +562,7 @@ def evaluate(
     from openbook.evaluation.retrieve import evaluate_retrieval
     from openbook.evaluation.run import evaluate
     from openbook.evaluation.settings import EvaluationSettings, RankingSettings
-    from openbook.terminal import build_progress
+    from openbook.terminal import build_progress, print_summary
 
     if retrieve + gold + closed_book > 1:
         raise InvalidRequest("--retrieve, --gold and --closed-book exclude each other: only --retrieve searches")
@@ -602,7 +602,7 @@ def evaluate(
                 follow=follow,
             )
             evaluate(settings, on_progress)
-    print((out / "summary.md").read_text(encoding="utf-8"))
+    print_summary((out / "summary.md").read_text(encoding="utf-8"))
 
 
 @app.command()
@@ -682,7 +682,8 @@ def main() -> None:
             sys.exit(1)
         if error.filename is None or isinstance(error, ConnectionError):
             raise
-        print(f"openbook: {error.filename}: {error.strerror}", file=sys.stderr)
+        why = "is a file, and a folder is needed" if isinstance(error, FileExistsError) else error.strerror
+        print(f"openbook: {error.filename}: {why}", file=sys.stderr)
         sys.exit(1)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("openbook"):

@@ -1,11 +1,13 @@
 """What a person sees: answers with their evidence, and progress bars."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import groupby
 from math import exp, isnan, nan
 from typing import TYPE_CHECKING
 
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
     from openbook.serving.access.keys import KeyRecord
 
 console = SafeConsole()
+
+SIDE_BY_SIDE = 3
+"""Results that have room in 80 columns."""
+_BAR = re.compile(r"(?<!\\)\|")
 
 OnProgress = Callable[[str, int, int], None]
 """Called with the stage's name, how much is done and how much there is; 0: nobody knows yet."""
@@ -315,6 +321,40 @@ def print_calibration(judged: Sequence["Judged"]) -> None:
         ]
         shown = ("-" if isnan(value) else f"{value:.3f}" for value in found)
         table.add_row(each.formulation.title(), str(each.n_fitted), str(len(each.right)), *shown)
+    console.print(table)
+
+
+def print_summary(markdown: str) -> None:
+    """An evaluation's numbers as its `summary.md` has them, in whose tables a row is wider than a terminal: what is one
+    row for each file and formulation becomes a column, and what is several stands under their names.
+    """
+    for is_table, block in groupby(markdown.splitlines(), lambda line: line.startswith("|")):
+        if not is_table:
+            console.print(Text("\n".join(line.lstrip("# ") for line in block)))
+            continue
+        titles, _, *rows = ([cell.strip().replace("\\|", "|") for cell in _BAR.split(line)[1:-1]] for line in block)
+        n_named = len({"questions", "formulation"}.intersection(titles))
+        named: dict[str, list[list[str]]] = {}
+        for row in rows:
+            named.setdefault(", ".join(row[:n_named]), []).append(row[n_named:])
+        if all(len(of) == 1 for of in named.values()):
+            columns = [[name, *of[0]] for name, of in named.items()]
+            for at in range(0, len(columns), SIDE_BY_SIDE):
+                _print_table(zip(["", *titles[n_named:]], *columns[at : at + SIDE_BY_SIDE], strict=True))
+            continue
+        for name, of in named.items():
+            console.print(Text(f" {name}", "dim"))
+            _print_table([titles[n_named:], *of])
+
+
+def _print_table(rows: Iterable[Sequence[str]]) -> None:
+    """The first are titles."""
+    titles, *others = rows
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for at, title in enumerate(titles):
+        table.add_column(Text(title), justify="right" if at else "left", overflow="fold")
+    for row in others:
+        table.add_row(*map(Text, row))
     console.print(table)
 
 

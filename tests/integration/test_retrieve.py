@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -232,7 +233,9 @@ def test_the_command_searches_servers_and_prints_the_table(data: Path, tmp_path:
         options = ["--retrieve", "--limit", "2", "--threads", "1", "--out", str(tmp_path / "out"), *at]
         done = CliRunner().invoke(app, ["evaluate", str(data / "answers.jsonl"), *options])
     assert done.exit_code == 0, done.output
-    assert done.stdout.strip() == (tmp_path / "out" / "summary.md").read_text().strip()
+    texts = done.stdout, (tmp_path / "out" / "summary.md").read_text()
+    shown, kept = (sorted(re.findall(r"\d+\.\d+", text)) for text in texts)
+    assert shown == kept
     assert len(rankings(tmp_path / "out")) == 2
     refused = CliRunner().invoke(app, ["evaluate", "q.jsonl", "--retrieve", "--gold", "--out", str(tmp_path / "none")])
     assert isinstance(refused.exception, InvalidRequest)
@@ -267,7 +270,7 @@ def test_other_retrievers_rank_in_their_own_order(data: Path, tmp_path: Path, as
     options = ["--retrieve", "--threads", "1", "--out", str(out), "--snapshot", str(data / "snapshot"), *asked]
     done = CliRunner().invoke(app, ["evaluate", str(data / "beir"), str(data / "answers.jsonl"), *options])
     assert done.exit_code == 0, done.output
-    assert f"100 passages are searched for each, {told}" in done.stdout
+    assert f"100 passages are searched for each, {told}" in " ".join(done.stdout.split())
     by_id = {ranking.id: ranking for ranking in rankings(out)}
     assert by_id["a2"].worth["has_answer@1"] == 1.0
     assert by_id["q3"].found[0] == "curie"

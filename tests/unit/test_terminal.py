@@ -1,6 +1,7 @@
 """What people see fits into a terminal of 80 columns."""
 
 import json
+import re
 from dataclasses import asdict, make_dataclass, replace
 from io import StringIO
 from math import log
@@ -327,6 +328,29 @@ def test_what_a_fit_of_confidence_is_worth_stands_under_its_names(screen: Consol
     # Fitted, judged, share of right ones; error before and now, by chance; area before and now.
     assert first == ["Token", "7", "4", "0.500", "0.600", "0.000", "0.000", "0.000", "1.000"]
     assert second[:4] == ["Sequence", "7", "0", "-"]
+
+
+def test_numbers_of_an_evaluation_stand_beside_each_other_by_file_and_formulation(screen: Console) -> None:
+    one = ["| {} | {} | 4 | 50.0 (0.0–100.0) | IVF256,SQ8, 9,342 passages, recall@5 0.987 |"]
+    several = ["| {} | {} | read | 2 | 0.600 |", "| {} | {} | not found | 1 | – |"]
+    of = [("a-long-name-of-a-file", "sequence"), ("a-long-name-of-a-file", "token"), ("b", "sequence"), ("b", "token")]
+
+    def table(titles: str, rows: list[str]) -> list[str]:
+        titles = f"| questions | formulation | {titles} |"
+        return [titles, re.sub("[^|]+", " --- ", titles), *(row.format(*each) for each in of for row in rows)]
+
+    where = table(r"answer | n | median p(y\|x) of the wrong", several)
+    terminal.print_summary("\n".join(["# Evaluation", "", *table("n | EM | index", one), "", "## Where", *where]))
+    lines = screen.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.count("50.0 (0.0–100.0)") for line in lines if line.startswith(" EM ")] == [3, 1]
+    at = lines.index("Where")
+    assert [" ".join(line.split()) for line in lines[at + 1 : at + 5]] == [
+        "a-long-name-of-a-file, sequence",
+        "answer n median p(y|x) of the wrong",
+        "read 2 0.600",
+        "not found 1 –",
+    ]
 
 
 def test_a_folder_has_its_name_on_the_screen(capsys: pytest.CaptureFixture[str]) -> None:

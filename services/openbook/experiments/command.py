@@ -258,7 +258,11 @@ def _processor() -> str:
 
 
 def _end(report: "Report", out: Path, against: Path | None, check: bool) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
     from openbook.experiments.kept import folder_of
+    from openbook.terminal import console
 
     here = [("date", f"{date.today():%-d %B %Y}"), ("machine", f"{_processor()}, {os.cpu_count()} cores")]
     report = replace(report, made_of=[*report.made_of, *here])
@@ -267,8 +271,11 @@ def _end(report: "Report", out: Path, against: Path | None, check: bool) -> None
         report = report.against(against)
         report.write(out)
     shutil.rmtree(folder_of(out), ignore_errors=True)  # only now: it goes on to another `--against`
+    table = Table.grid(padding=(0, 2))
     for each in report.expected:
-        print(f"{'ok  ' if each.is_met else 'FAIL'}  {each.found:.4g}  ({each.low:g} to {each.high:g})  {each.what}")
+        word, within = "ok" if each.is_met else "FAIL", f"({each.low:g} to {each.high:g})"
+        table.add_row(word, f"{each.found:.4g}", within, Text(each.what))
+    console.print(table)
     print(f"{out}: written")
     if check and not report.is_as_expected:
         raise typer.Exit(1)
