@@ -3,8 +3,10 @@
     python benchmarks/bench_attacks.py [--factory IVF256,SQ8] [--passages 50000] [--seconds 4] [--rounds 3]
 
 One server, one good caller through IndexClient, and the attackers in a process of their own, at the lowest priority of
-the operating system: they stand for other machines. Quiet and attacked in turn, within one run. Prints a table for each
-attack, then threads, descriptors and memory of the server before and after all of them, and one JSON line.
+the operating system: they stand for other machines. As they take time of this one all the same, also beside a process
+that is busy and asks for nothing. Quiet, beside that and attacked in turn, within one run. Prints a table for each
+attack, with p99 as a multiple of both others', then threads, descriptors and memory of the server before and after all
+of them, and one JSON line.
 """
 
 import argparse
@@ -53,8 +55,8 @@ METHODS = (f"{SERVICE}/Info", f"{SERVICE}/Search", "/grpc.reflection.v1alpha.Ser
 # The attacks: each goes on until it is killed
 
 
-def none(address: str, frames: index_pb2.Frames) -> None:
-    """No attack, and a process as busy as an attacker."""
+def busy(address: str, frames: index_pb2.Frames) -> None:
+    """No attack, and as busy as an attacker."""
     numbers = np.ones((500, 500), np.float32)
     while True:
         numbers = np.tanh(numbers @ numbers)
@@ -132,7 +134,6 @@ def unread_fetches(address: str, frames: index_pb2.Frames) -> None:
 
 
 ATTACKS: dict[str, Callable[[str, index_pb2.Frames], None]] = {
-    "none, a busy process": none,
     "idle calls": idle_calls,
     "refused, then gone": leave_refused,
     "idle connections": idle_connections,
@@ -141,6 +142,7 @@ ATTACKS: dict[str, Callable[[str, index_pb2.Frames], None]] = {
     "fetches": fetches,
     "fetches, unread": unread_fetches,
 }
+BESIDE: dict[str, Callable[[str, index_pb2.Frames], None]] = {"busy": busy, **ATTACKS}
 
 
 def connect(frames: index_pb2.Frames) -> socket.socket:
@@ -174,7 +176,7 @@ def attack(name: str, address: str) -> None:
     print("attacking", flush=True)
     while True:
         with suppress(OSError):  # the server ended a connection: begin anew
-            ATTACKS[name](address, frames)
+            BESIDE[name](address, frames)
 
 
 # The good caller, and the measuring
@@ -259,34 +261,34 @@ async def compare(
     await caller.ask(2 * WARM_S)
     before = state_of(pid)
     results: dict[str, Any] = {}
-    print(f"\n{'attack':22}{'':10}{'n':>7}{'p50 ms':>9}{'p99 ms':>9}{'failed':>8}{'p99 ratio':>11}")
+    print(f"\n{'attack':20}{'':10}{'n':>7}{'p50 ms':>9}{'p99 ms':>9}{'failed':>8}{'of quiet':>10}{'of busy':>9}")
     for name in names:
-        found: dict[str, dict[str, list[float]]] = {key: {kind: [] for kind in KINDS} for key in ("quiet", "attacked")}
+        beside = {"quiet": None, "busy": "busy", "attacked": name}
+        found: dict[str, dict[str, list[float]]] = {key: {kind: [] for kind in KINDS} for key in beside}
         failed = dict.fromkeys(found, 0)
         for _ in range(n_rounds):
-            for key, latencies in found.items():
+            for key, other in beside.items():
                 with ExitStack() as stack:
-                    if key == "attacked":
-                        attacker = stack.enter_context(process("--attack", name, "--address", address))
+                    if other:
+                        attacker = stack.enter_context(process("--attack", other, "--address", address))
                         assert attacker.stdout is not None
                         await asyncio.to_thread(attacker.stdout.readline)
                     await caller.ask(WARM_S)
                     more, n_failed = await caller.ask(seconds)
-                    if key == "attacked" and (ended := attacker.poll()) is not None:
-                        raise RuntimeError(f"{name}: the attacker ended with {ended} before the round did")
+                    if other and (ended := attacker.poll()) is not None:
+                        raise RuntimeError(f"{other}: the attacker ended with {ended} before the round did")
                 for kind, each in more.items():
-                    latencies[kind] += each
+                    found[key][kind] += each
                 failed[key] += n_failed
         results[name] = {"failed": failed}
         for kind in KINDS:
-            quiet, attacked = summary(found["quiet"][kind]), summary(found["attacked"][kind])
-            attacked["p99 ratio"] = quiet["p99 ratio"] = attacked["p99"] / quiet["p99"]
-            results[name][kind] = {"quiet": quiet, "attacked": attacked}
-            for key, row in results[name][kind].items():
-                first = name if (key, kind) == ("quiet", KINDS[0]) else ""
-                second, ratio = (kind, "") if key == "quiet" else ("  attacked", f"{row['p99 ratio']:.2f}")
+            rows = results[name][kind] = {key: summary(found[key][kind]) for key in found}
+            for key, row in rows.items():
+                first, second = (name if kind == KINDS[0] else "", kind) if key == "quiet" else ("", f"  {key}")
+                row |= {f"p99 of {base}": row["p99"] / rows[base]["p99"] for base in ("quiet", "busy")}
+                ratios = f"{row['p99 of quiet']:10.2f}{row['p99 of busy']:9.2f}" if key == "attacked" else ""
                 print(
-                    f"{first:22}{second:10}{row['n']:7}{row['p50']:9.2f}{row['p99']:9.2f}{failed[key]:8}{ratio:>11}",
+                    f"{first:20}{second:10}{row['n']:7}{row['p50']:9.2f}{row['p99']:9.2f}{failed[key]:8}{ratios}",
                     flush=True,
                 )
     await asyncio.sleep(12)  # what idles has had its time
