@@ -25,7 +25,7 @@ from openbook.core.topk import score_error_bound
 from openbook.core.types import NO_HIT, Float32, Float64, Int64
 from openbook.index.disk.arrays import new_array, read_array
 from openbook.index.disk.snapshot import CENTRE, CODES, SCALES, VECTORS
-from openbook.index.shard.compiled import compiled
+from openbook.index.shard.compiled import compiled, dot, prefetch
 from openbook.index.shard.engine import turn
 from openbook.index.shard.memory import in_huge_pages
 
@@ -33,6 +33,9 @@ GREATEST_CODE = 127
 GREATEST_OF_QUERY = (1 << 15) - 1
 GREATEST_SUM = 16_900_000  # of |p|, before its d <= 4096 numbers are rounded: 127 (16,900,000 + 2048) < 2^31
 ROWS_AT_ONCE = 8192
+CACHE_LINE = 64
+AHEAD = 8192
+"""Bytes of codes that are fetched before their turn. Processors do so by themselves, but not beyond a page of 4096."""
 CONTENDERS_SHARE = 4
 """One vector of so many may be a contender: scoring more of them would take as long as FAISS takes for all."""
 
@@ -125,8 +128,9 @@ def encode(vectors: Float32, centre: Float32) -> tuple[NDArray[np.int8], Float64
 @compiled()
 def _product(query: NDArray[np.int16], codes: NDArray[np.int8]) -> np.int32:
     """In 32 bits throughout, which processors multiply and add up by the dozen."""
-    total = np.int32(0)
-    for i in range(len(query)):
+    found, done = dot(query, codes)
+    total = np.int32(found)
+    for i in range(done, len(query)):
         total = np.int32(total + np.int32(query[i]) * np.int32(codes[i]))
     return total
 
@@ -160,8 +164,10 @@ def _scan(
 
     Lows, the k greatest in ascending order, begin as -inf.
     """
-    (n, capacity), k = positions.shape, lows.shape[1]
+    (n, capacity), k, d = positions.shape, lows.shape[1], codes.shape[1]
     for position in range(len(codes)):
+        for at in range(0, d, CACHE_LINE):
+            prefetch(codes, position * d + at + AHEAD)
         scale, lost = scales[position, 0], scales[position, 1]
         for row in range(n):
             score = terms[row, 0] + scale * terms[row, 1] * _product(queries[row], codes[position])
