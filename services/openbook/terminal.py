@@ -307,10 +307,7 @@ def training_progress(n_steps: int) -> Iterator[Callable[[int, Mapping[str, floa
 
 def print_calibration(judged: Sequence["Judged"]) -> None:
     """What a fit of confidence is worth on other questions than its own: calibration error and AUROC."""
-    table = Table(box=None, padding=(0, 1), header_style="dim")
-    table.add_column("RAG-")
-    for title in ("fitted", "judged", "right", "error", "now", "chance", "AUROC", "now"):
-        table.add_column(title, justify="right")
+    rows = [["RAG-", "fitted", "judged", "right", "error", "now", "chance", "AUROC", "now"]]
     for each in judged:
         pairs = [(of, each.right) for of in (each.before, each.after)]
         found = [
@@ -320,8 +317,8 @@ def print_calibration(judged: Sequence["Judged"]) -> None:
             *(metrics.auroc(*pair) for pair in pairs),
         ]
         shown = ("-" if isnan(value) else f"{value:.3f}" for value in found)
-        table.add_row(each.formulation.title(), str(each.n_fitted), str(len(each.right)), *shown)
-    console.print(table)
+        rows.append([each.formulation.title(), str(each.n_fitted), str(len(each.right)), *shown])
+    _print_table(rows)
 
 
 def print_summary(markdown: str) -> None:
