@@ -305,7 +305,7 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=50_000)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="*", default=list(ATTACKS))
+    parser.add_argument("--only", nargs="*", choices=list(ATTACKS), default=list(ATTACKS))
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--attack", help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)

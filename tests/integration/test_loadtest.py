@@ -39,7 +39,7 @@ from openbook.loadtest.part import part
 from openbook.loadtest.result import Figures, NotKeptUp, Result, WrongReplies
 from openbook.loadtest.run import measure, run
 from openbook.loadtest.senders import Sender, Unreachable
-from openbook.loadtest.settings import GRACE_S, LoadSettings
+from openbook.loadtest.settings import GRACE_S, MIN_ON_TIME, LoadSettings
 from openbook.v1.answer_pb2 import AnswerResponse
 
 Endpoint = Callable[[scripted_endpoint.Script], AbstractAsyncContextManager[str]]
@@ -658,28 +658,33 @@ def test_an_endpoint_that_comes_back_is_asked_again_at_once() -> None:
 
 
 def test_the_knee_of_a_server_of_known_capacity() -> None:
-    """It answers one question at a time, in 10 ms by its own clock: 100 a second, and no more."""
+    """It answers one question at a time, in 20 ms by its own clock: 50 a second, and no more."""
 
     async def script(question: str) -> AnswerResponse:
         nonlocal free_at
-        free_at = max(free_at, monotonic()) + 0.01
+        free_at = max(free_at, monotonic()) + 0.02
         await asyncio.sleep(free_at - monotonic())
         return answered(question)
 
     async def search() -> knee.Knee:
         def measured(step: LoadSettings) -> Result:
-            return asyncio.run_coroutine_threadsafe(measure(step), loop).result()
+            """Once the load generator, in this process and on the server's loop, keeps up."""
+            for _ in range(N_TRIES):
+                found = asyncio.run_coroutine_threadsafe(measure(step), loop).result()
+                if found.measured.on_time >= MIN_ON_TIME:
+                    break
+            return found
 
         loop = asyncio.get_running_loop()
         async with grpc_endpoint(script) as address:
-            settings = asked(address, rate=60, timeout_s=0.1, duration_s=0.6)
+            settings = asked(address, rate=30, timeout_s=0.15, duration_s=1.0)
             return await asyncio.to_thread(knee.find, settings, knee.Limits(precision=0.1), measured)
 
     for _ in range(N_TRIES):
         free_at = 0.0
         found = asyncio.run(search())
         # In a short step a queue has little time to grow.
-        is_known = 80 <= (found.rate or 0) < (found.above or 0) <= 140 and found.ended == "known to 10%"
+        is_known = 40 <= (found.rate or 0) < (found.above or 0) <= 70 and found.ended == "known to 10%"
         if is_known:
             break
     assert is_known, found
