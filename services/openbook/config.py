@@ -506,6 +506,16 @@ def read(kind: type[S], path: Path) -> S:
     return _validated(kind, _sections(path), NOWHERE, str(path))
 
 
+def read_mapping(kind: type[S], path: Path) -> S:
+    """A settings file whose keys are those of one section, in no section. Raises as `load`."""
+    values = read_yaml(path)
+    if not isinstance(values, dict):
+        raise InvalidConfig(f"{path}: must map keys to values")
+    if numbers := [key for key in values if not isinstance(key, str)]:
+        raise InvalidConfig(f"{path}: keys must be words, got {numbers[0]}")
+    return _validated(kind, values, NOWHERE, str(path))
+
+
 def _validated(
     kind: type[S], values: Mapping[str, Any], sources: Sources, source: str, within: tuple[str, ...] = ()
 ) -> S:

@@ -2,18 +2,14 @@
 
 from pathlib import Path
 
-from openbook.config import read_yaml, section
+from openbook.config import read_mapping
 from openbook.deployment import compose, kubernetes, kubernetes_monitoring, prometheus, ray_cluster, systemd
 from openbook.deployment.topology import Topology
-from openbook.errors import InvalidConfig
 
 
 def load(path: Path) -> Topology:
     """A topology file. Raises InvalidConfig: names file, key and value."""
-    values = read_yaml(path)
-    if not isinstance(values, dict):
-        raise InvalidConfig(f"{path}: must map keys to values")
-    return section(Topology, str(path), **values)
+    return read_mapping(Topology, path)
 
 
 def render(topology: Topology) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from openbook.config import Section, read_yaml, section
+from openbook.config import Section, read_mapping
 from openbook.errors import InvalidConfig
 
 
@@ -86,10 +86,7 @@ def constants(path: Path | None = None) -> Constants:
     """All of them; those that a calibration measured are its own. Raises InvalidConfig: names file and name."""
     if path is None:
         return DEFAULTS
-    values = read_yaml(path)
-    if not isinstance(values, dict):
-        raise InvalidConfig(f"{path}: must map keys to values")
-    return calibrated(section(Calibration, str(path), **values), str(path))
+    return calibrated(read_mapping(Calibration, path), str(path))
 
 
 def calibrated(calibration: Calibration, where: str = "calibration") -> Constants:

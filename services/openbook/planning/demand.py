@@ -5,8 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from openbook.config import Positive, Seconds, Section, read_yaml, section
-from openbook.errors import InvalidConfig
+from openbook.config import Positive, Seconds, Section, read_mapping
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -58,7 +57,4 @@ EXAMPLE = Path(__file__).with_name("machines.yaml")
 
 def machines(path: Path | None = None) -> Machines:
     """Of a file; the example's if there is none. Raises InvalidConfig: names file, key and value."""
-    values = read_yaml(path or EXAMPLE)
-    if not isinstance(values, dict):
-        raise InvalidConfig(f"{path}: must map keys to values")
-    return section(Machines, str(path or EXAMPLE), **values)
+    return read_mapping(Machines, path or EXAMPLE)

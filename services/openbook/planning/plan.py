@@ -295,6 +295,6 @@ def _warnings(demand: Demand, index: IndexTier, endpoint: EndpointTier, p99: flo
     if not index.everywhere:
         yield "no machine holds every shard: only Kubernetes spreads shards over machines (docs/deploy.md)"
     if endpoint.machine.gpus:
-        yield "no GPU was measured: gpu_times_core of the machine is yours to measure (`make gpu`)"
+        yield f"gpu_times_core = {endpoint.machine.gpu_times_core:g} is assumed, unless you measured it (`make gpu`)"
     if demand.failures == 0:
         yield "the loss of any machine stops answers"

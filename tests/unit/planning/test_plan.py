@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from openbook.cli import app
-from openbook.config import parse
+from openbook.config import parse, section
 from openbook.deployment import render
 from openbook.errors import InvalidConfig, InvalidRequest, ShardUnavailable, StartupError
 from openbook.planning import calibrate, screen
@@ -216,7 +216,7 @@ def test_more_never_costs_less(demand: Demand, factor: float) -> None:
 @given(DEMANDS)
 def test_a_plan_is_a_topology_that_can_be_rendered(demand: Demand) -> None:
     values = yaml.safe_load(text(plan(demand, HUGE, DEFAULTS)))
-    topology = render.section(render.Topology, "plan", **values)
+    topology = section(render.Topology, "plan", **values)
     assert render.render(topology)
     check_exposure("what `openbook deploy serve` deploys", parse(topology.settings(has_gpus=False)).access)
 
@@ -343,7 +343,11 @@ def test_a_search_may_take_all_that_the_endpoint_leaves() -> None:
     ("demand", "machine", "warnings"),
     [
         (DOUBLED, {}, []),
-        (DOUBLED.model_copy(update={"failures": 0}), {"gpus": 1}, ["no GPU was measured", "the loss of any machine"]),
+        (
+            DOUBLED.model_copy(update={"failures": 0}),
+            {"gpus": 1},
+            ["gpu_times_core = 50 is assumed", "the loss of any machine"],
+        ),
         (Demand(passages=21_000_000, dimension=768), {"memory_gb": 24}, ["92% of the exact vectors are read"]),
         (Demand(passages=50_000_000, index="Flat", p99_s=400), {}, ["no machine holds every shard: only Kubernetes"]),
     ],
@@ -402,10 +406,15 @@ def test_a_calibration_takes_the_place_of_what_it_measured(tmp_path: Path) -> No
         path.write_text(f"machine: m\ndate: d\nvalues: {{call_s: {wrong}}}\n")
         with pytest.raises(InvalidConfig, match=rf"c.yaml: values.call_s = {shown}"):
             constants(path)
-    path.write_text("- a list")
-    for read in (constants, machines):
-        with pytest.raises(InvalidConfig, match=r"c.yaml: must map keys to values"):
-            read(path)
+
+
+def test_a_file_whose_keys_are_no_words_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    for written, said in (("- a list", "must map keys to values"), ("1: 2", "keys must be words, got 1")):
+        path.write_text(written)
+        for read in (constants, machines, render.load):
+            with pytest.raises(InvalidConfig, match=rf"c.yaml: {said}$"):
+                read(path)
 
 
 def test_what_is_wrong_with_machines_is_said_once_and_in_words_of_yaml(tmp_path: Path) -> None:

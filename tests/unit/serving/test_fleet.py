@@ -50,8 +50,11 @@ def test_the_password_follows_from_the_token(tmp_path: Path, monkeypatch: pytest
     assert len(password) == 64
     assert password == cluster.password_of(token)
     assert "a secret" not in password
+    token.write_bytes(b"\x84")
+    with pytest.raises(InvalidConfig, match=r"Ray's token cannot be read: no UTF-8"):
+        cluster.password()
     token.unlink()
-    with pytest.raises(InvalidConfig, match=r"Ray's token cannot be read"):
+    with pytest.raises(InvalidConfig, match=r"Ray's token cannot be read: No such file"):
         cluster.password()
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     assert cluster.password() == ""

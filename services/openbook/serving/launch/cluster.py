@@ -114,9 +114,9 @@ def password() -> str:
 def password_of(token: Path) -> str:
     """As `password`, by the file of Ray's token."""
     try:
-        text = at_home(token).read_text().strip()
-    except OSError as error:
-        raise InvalidConfig(f"{token}: Ray's token cannot be read: {error.strerror}") from None
+        text = at_home(token).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"{token}: Ray's token cannot be read: {getattr(error, 'strerror', 'no UTF-8')}") from None
     return hashlib.sha256(b"openbook's Redis: " + text.encode()).hexdigest()
 
 
