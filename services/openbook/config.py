@@ -512,7 +512,7 @@ def read_mapping(kind: type[S], path: Path) -> S:
     if not isinstance(values, dict):
         raise InvalidConfig(f"{path}: must map keys to values")
     if numbers := [key for key in values if not isinstance(key, str)]:
-        raise InvalidConfig(f"{path}: keys must be words, got {numbers[0]}")
+        raise InvalidConfig(f"{path}: keys must be words, got {numbers[0]!r}")
     return _validated(kind, values, NOWHERE, str(path))
 
 
