@@ -151,6 +151,8 @@ def build(
     failures: list[Failure] = []
     if report:
         check_place(report)
+        if report.resolve() == out.resolve():
+            raise InvalidConfig(f"--report must be another file than the snapshot's folder, got {report} for both")
     on_cores = {"n_threads": threads or 0, "num_gpus": ray_gpus}
     encodes = section(EncoderSettings, "openbook build", model=encoder, dtype=dtype, **on_cores)
     on_ray: AbstractContextManager[Elsewhere | None] = nullcontext()

@@ -332,6 +332,7 @@ def test_a_report_says_what_was_made_and_loads_nothing(encoder: EncoderSettings,
     for place, why in (
         ("none/report", "must be a file in a folder that exists"),
         ("r" * 250, "name too long"),
+        ("out", "--report must be another file than the snapshot's folder, got "),
     ):
         refused = CliRunner().invoke(app, [*command, out, "--report", str(tmp_path / place)])
         assert why in str(refused.exception)

@@ -30,7 +30,14 @@ from openbook.corpus.build import build_corpus
 from openbook.corpus.encode import Worker, encode
 from openbook.corpus.sources.limits import Failure
 from openbook.corpus.sources.recognise import Names
-from openbook.errors import InvalidConfig, InvalidDocuments, InvalidModel, SnapshotMismatch, StartupError
+from openbook.errors import (
+    InvalidConfig,
+    InvalidDocuments,
+    InvalidModel,
+    InvalidRequest,
+    SnapshotMismatch,
+    StartupError,
+)
 from openbook.evaluation.settings import EvaluationSettings
 from openbook.index.disk.arrays import new_array
 from openbook.index.disk.snapshot import Manifest, Snapshot
@@ -216,6 +223,10 @@ def test_questions_that_say_nothing_of_recall_are_refused_before_anything_is_enc
         refused(questions)
     questions.write_text("")
     with pytest.raises(InvalidDocuments, match=r"questions\.jsonl: holds no questions"):
+        refused(questions)
+    lines = [{"question": "who?"}, {"question": "long " * 300}]
+    questions.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(InvalidRequest, match=r"questions\.jsonl, question 2: question has .* can read 256$"):
         refused(questions)
     other = tiny_encoders.saved(tmp_path / "other", tiny_encoders.bert_model(), tiny_encoders.bert_tokenizer())
     with pytest.raises(SnapshotMismatch, match=r"query encoder '.*other' asks for .*, but this corpus has"):

@@ -61,7 +61,7 @@ from openbook.corpus.work import (
     set_aside,
     told_if_full,
 )
-from openbook.errors import InvalidConfig, InvalidDocuments, StartupError
+from openbook.errors import InvalidConfig, InvalidDocuments, InvalidRequest, StartupError
 from openbook.index.building.build import (
     ExactDtype,
     build_snapshot,
@@ -146,7 +146,7 @@ def build_corpus(
             questions or vectors of something else.
         InvalidSnapshot: `former` is none, or damaged.
         InvalidModel: an encoder cannot be loaded, or is another one elsewhere.
-        InvalidRequest: a question is longer than its encoder can read.
+        InvalidRequest: a question is longer than its encoder can read; names file and question.
         StartupError: a process that encodes ended early, or the disk is full.
         SnapshotMismatch: the query encoder asks for passages that another encoder than this one embedded.
     """
@@ -245,10 +245,15 @@ def _encoded(queries: Path, settings: EncoderSettings, passages: TextEncoder) ->
     encoder = TextEncoder.load(settings)
     asks_for = Space(f"query encoder {settings.model!r}", encoder.space, encoder.dimension)
     check_same_space(asks_for, Space("this corpus", passages.space, passages.dimension))
-    texts = [question.text for question in read_questions(queries, needs_answers=False)]
-    if not texts:
+    questions = list(read_questions(queries, needs_answers=False))
+    if not questions:
         raise InvalidDocuments(f"{queries}: holds no questions")
-    return encoder.encode_questions(texts)
+    for question in questions:
+        try:
+            encoder.padded_length(question.text)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{queries}, question {question.id}: {error}") from None
+    return encoder.encode_questions([question.text for question in questions])
 
 
 def embedded_documents() -> Path:

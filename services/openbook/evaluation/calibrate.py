@@ -62,8 +62,8 @@ def calibrate(model: Path, fitted: Sequence[Path], others: Sequence[Path]) -> tu
     Raises:
         InvalidModel: there is no such model.
         InvalidConfig: the model is no folder that can be written to; a folder holds no evaluation of answers, of
-            another generator, or one whose records know no signals; there are too few answers of each formulation;
-            or no other questions, or none with the formulations that are fitted to.
+            another generator, or one whose records know no signals; there are too few answers of each formulation,
+            or none; or no other questions, or none with the formulations that are fitted to.
     """
     if not (model.is_dir() and os.access(model, os.W_OK)):
         raise InvalidConfig(
@@ -74,6 +74,8 @@ def calibrate(model: Path, fitted: Sequence[Path], others: Sequence[Path]) -> tu
     if (found := load_generator(str(model)).fingerprint) != fingerprint:
         raise InvalidConfig(f"{fitted[0]}: has answers of generator {fingerprint}, {model} is {found}")
     of_fitted, of_others = (_records(folders, fingerprint) for folders in (fitted, others))
+    if not of_fitted:
+        raise InvalidConfig(f"{', '.join(map(str, fitted))}: holds no answer to be fitted to")
     known = {record.question for record in of_fitted}
     if not (of_others := [record for record in of_others if record.question not in known]):
         raise InvalidConfig(f"{', '.join(map(str, others))}: no question that was not fitted to is left to judge by")

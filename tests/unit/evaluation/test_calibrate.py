@@ -173,11 +173,13 @@ def test_a_model_that_nothing_can_be_written_beside_is_named(write: Write, tmp_p
 
 def test_what_cannot_be_fitted_to_is_named(write: Write, tmp_path: Path) -> None:
     some, other, bare = write("some", 0), write("other", 0, fingerprint="g"), write("bare", 0, bare=True)
+    begun = write("begun", 0, n=0)
     for fitted, on, message in [
         ([some], [some], r"some: no question that was not fitted to is left to judge by"),
         ([some, other], [], r"other: has answers of generator g, not f{32}"),
         ([other], [some], r"other: has answers of generator g, .* is f{32}"),
         ([some], [bare], r"bare: question 0 has no signals: labels and answers with --follow have none"),
+        ([begun], [some], r"begun: holds no answer to be fitted to$"),
         ([tmp_path / "none"], [some], r"none/plan\.json: is not the plan of an evaluation: No such file or directory$"),
     ]:
         with pytest.raises(InvalidConfig, match=message):
