@@ -13,10 +13,12 @@ import every_format as formats
 import pytest
 from every_format import read
 
+from openbook.core.documents import Document
 from openbook.corpus.read import read_passages
 from openbook.corpus.sources import limits as limits_module
 from openbook.corpus.sources import parsers
 from openbook.corpus.sources.limits import MB, Failure, Limits
+from openbook.corpus.sources.walk import Found
 from openbook.errors import InvalidDocuments
 
 IMPATIENT = Limits(timeout_s=8)  # to start takes a second, and on a busy machine some
@@ -185,6 +187,23 @@ def test_a_parser_that_cannot_even_start_is_a_failure_of_its_file(tmp_path: Path
     # A parser may get so far as to name the file before it ends: then what is behind it in the file fails too.
     assert list(dict.fromkeys(Path(each.path).name for each in failures)) == ["a.txt", "b.txt"]
     assert all(" 1 MB" in each.reason for each in failures), failures
+
+
+def test_a_parser_that_ends_at_once_is_started_no_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    formats.write(tmp_path, {"sitecustomize.py": b"import os\nos._exit(3)", "a.txt": b"words"})
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    documents, (failure,) = read(tmp_path / "a.txt")
+    assert documents == []
+    assert "its parser died with code 3" in failure.reason
+
+
+def test_a_file_that_is_gone_costs_itself_alone_and_no_process_is_one(tmp_path: Path) -> None:
+    formats.write(tmp_path, {"b.txt": b"words"})
+    files = [Found(tmp_path / name, name, is_given=False) for name in ("a.txt", "b.txt")]
+    failure, document = parsers.parsed(files, Limits(), n_processes=0)
+    assert str(failure).startswith("a.txt: FileNotFoundError: "), failure
+    assert isinstance(document, Document)
+    assert document.text == "words"
 
 
 def test_an_archive_of_too_many_members_or_that_is_too_large_to_copy_is_left_out(tmp_path: Path) -> None:

@@ -91,9 +91,10 @@ def test_a_wet_file_is_plain_text_whatever_its_pages_were_called() -> None:
     assert texts(warc(record)) == [text.decode()]
 
 
-def test_a_media_type_says_what_a_fragment_is_and_its_charset() -> None:
+@pytest.mark.parametrize("media", ["text/html", "application/xhtml+xml"])
+def test_a_media_type_says_what_a_fragment_is_and_its_charset(media: str) -> None:
     fragment = "<b></b><p>Ein Käse für alle Leute</p>".encode("latin-1")
-    assert texts(response(fragment, ("Content-Type", "text/html; charset=ISO-8859-1"))) == ["Ein Käse für alle Leute"]
+    assert texts(response(fragment, ("Content-Type", f"{media}; charset=ISO-8859-1"))) == ["Ein Käse für alle Leute"]
 
 
 @pytest.mark.parametrize("charset", ["utf-8", "latin-1"])
@@ -192,6 +193,20 @@ def test_what_a_page_was_sent_in_is_taken_off(content: bytes, headers: list[tupl
     assert texts(response(content, *TYPE, *headers)) == [WORDS]
 
 
+@pytest.mark.parametrize("wbits", [15, -15], ids=["with a sum", "without"])
+def test_a_deflated_page_that_is_cut_off_or_damaged_is_said_to_be(wbits: int) -> None:
+    page = PAGE.replace(b"</p>", b" <b>%s</b></p>" % os.urandom(99_999).hex().encode())
+    packing = zlib.compressobj(wbits=wbits)
+    packed = packing.compress(page) + packing.flush()
+    (whole,) = texts(response(packed, *TYPE, ("Content-Encoding", "deflate")))
+    assert whole.startswith(WORDS)
+    half = len(packed) // 2
+    damaged = packed[:half] + bytes(99) + packed[half + 99 :]
+    for bad in (packed[:half], damaged) if wbits > 0 else (packed[:half],):
+        (failure,) = parse(response(bad, *TYPE, ("Content-Encoding", "deflate")))
+        assert failure == Failure("a.warc/https://example.org/a", "deflated, and cut off or damaged")
+
+
 def test_a_parser_that_goes_on_passes_over_the_records_before() -> None:
     content = formats.crawl(DOCUMENTS[:5])
     everything = list(Parse().events(opened(content)))
@@ -242,6 +257,15 @@ def test_a_record_that_kills_its_parser_takes_no_other_with_it(tmp_path: Path) -
     assert [(each.path.removeprefix(f"{tmp_path}/"), bool(re.search("memory", each.reason))) for each in failures] == [
         ("a.warc.gz/https://example.org/b", True)
     ]
+
+
+def test_what_is_passed_over_of_a_long_record_is_progress() -> None:
+    short, long = (
+        len(list(Parse().events(opened(warc(("response", "https://example.org/a", film, said), is_packed=False)))))
+        for said in ([("Content-Type", "video/mp4")],)
+        for film in (b"", bytes(65 * MB))
+    )
+    assert long == short + 2
 
 
 def test_a_crawl_has_as_many_records_as_it_likes(tmp_path: Path) -> None:

@@ -134,6 +134,7 @@ PICTURE = "<img class=mwe-math-fallback-image-inline aria-hidden=true alt='E=m' 
         (r"<math alttext='{\displaystyle a}+{b}'></math>", r"\({\displaystyle a}+{b}\)"),  # of a part alone
         (r"<math alttext='{\displaystyle {a}+\}{b}}'></math>", r"\({a}+\}{b}\)"),
         (r"<math alttext='{\displaystyle a\}'></math>", r"\({\displaystyle a\}\)"),  # never closed
+        ("<math style='display: none' alttext=' E=m '></math>", r"\(E=m\)"),
         (f"<m:math><m:semantics>{PREFIXED}</m:semantics></m:math>", r"\(E=m\)"),
         (f"<m:math>{PREFIXED.partition('<m:a')[0]}</m:math>", "E=m"),
         (f"<m:math alttext='a'><m:math><m:semantics>{PREFIXED}</m:semantics></m:math></m:math>", r"\(a\)"),
@@ -283,6 +284,8 @@ CODE = ["<div class=highlight><pre>{}</pre></div>", "<pre><code>{}</code></pre>"
         "<div><header>w1 <b>a</b></header><search>w2 <p>a</p></search></div>w3",
         "<div><dt>w1</dt> <dd>w2 <b>a</b></dd> w3</div>",
         "<p>w1 <a href=a>a <div>w2</div> w3</a></p>",
+        "<h3>w1 <button>w4</button></h3><p><button>w4</button></p>w2 w3",
+        "<pre>w1&#12;</pre><h2>Print&#xB</h2><p>w2\fw3</p>",
         "<div style='overflow:hidden;color:red'>w1</div><p style='overflow:hidden;display:none'>w4</p>w2 w3",
     ],
 )
@@ -298,8 +301,10 @@ def test_words_are_read_in_their_order_whatever_stands_among_them(before: str, w
             for tag in ("aside", "button", "dialog", "noscript", "object", "svg", "form", "template")
         ),
         "<select><option>no</select><textarea>no</textarea>",
+        "<canvas>no</canvas><video>no</video><iframe>no</iframe>",
         "<audio>no</audio><datalist><option>no</datalist><map>no</map><script>no</script><style>no</style>",
         "<footer>no</footer>",
+        *(f"<{tag} role=navigation>no</{tag}>" for tag in ("aside", "dialog", "form", "nav")),
         *(f"<aside role=doc-{role}>no</aside>" for role in ("pullquote", "toc")),
         "<ruby><rp>no</rp><rt>no</rt></ruby>",
         *(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from openbook.core.documents import Document
 from openbook.corpus.sources import records
 from openbook.corpus.sources.encodings import decoded
-from openbook.corpus.sources.limits import Failed, Failure
+from openbook.corpus.sources.limits import Failed, Failure, one_line
 from openbook.corpus.sources.opened import Opened
 from openbook.corpus.sources.recognise import columns_of, delimiter_of
 
@@ -35,6 +35,7 @@ def read(opened: Opened) -> Iterator[Document | Failure]:
     records.check_columns(opened, names)
     has_header = columns_of(first, delimiter) == names
     csv.field_size_limit(opened.limits.document_bytes)
+    shown = one_line(", ".join(names))
     has_ended = False
 
     def to_the_end() -> Iterator[str]:
@@ -66,7 +67,7 @@ def read(opened: Opened) -> Iterator[Document | Failure]:
             if bad:
                 raise bad.pop()
             if len(row) != len(names):
-                raise Failed(f"must have {len(names)} columns ({', '.join(names)}), got {len(row)}")
+                raise Failed(f"must have {len(names)} columns ({shown}), got {len(row)}")
             yield records.document(opened, dict(zip(names, row, strict=True)), begun, is_passage=is_dpr)
         except Failed as error:
             bad.clear()

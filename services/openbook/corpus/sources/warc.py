@@ -86,6 +86,22 @@ class _Content(io.BufferedReader):
         return super().read(MB if size is None or size < 0 else min(size, MB))
 
 
+class _Inflated:
+    """What a reader of warcio's inflates, which would end without a word where that is cut off or damaged."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+
+    def read(self, size: int) -> bytes:
+        piece: bytes = self._reader.read(size)
+        if not piece and self._reader.num_read and not getattr(self._reader.decompressor, "eof", True):
+            raise Failed("deflated, and cut off or damaged")
+        return piece
+
+    def close(self) -> None:
+        self._reader.close()
+
+
 def read(opened: Opened) -> Iterator[Record | Failed | None]:
     """Those with a text to expect, each to be read before the next is asked for; None for others. One that is damaged
     is a failure, and the next is looked for.
@@ -179,11 +195,11 @@ def _unwrapped(http: Any, content: Any) -> Any:
     """
     from warcio.bufferedreaders import BufferedReader, ChunkedDataReader
 
-    if http.get_header("Transfer-Encoding", "").strip().lower() == "chunked":
+    if http.get_header("Transfer-Encoding", "").lower() == "chunked":
         content = ChunkedDataReader(content)
-    encoding = http.get_header("Content-Encoding", "").strip().lower()
+    encoding = http.get_header("Content-Encoding", "").lower()
     if encoding == "deflate":
-        return BufferedReader(content, decomp_type=encoding)
+        return _Inflated(BufferedReader(content, decomp_type=encoding))
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise Failed(f"in the content encoding {encoding:.40}, which is not known")
     return content

@@ -21,7 +21,9 @@ _UNHEARD = "//*[self::h1 or self::h2 or self::h3 or self::h4 or self::h5 or self
 _SILENT = {"script", "style", "template", "noscript", "head"}
 _OTHER_NAMES = {"url": "og:url", "date": "article:published_time", "published": "dc.date"}
 _CODED = re.compile("&(?:amp|zwn?j|lrm|rlm|ZeroWidthSpace|NoBreak|#[0-9]{1,9}|#[xX][0-9a-fA-F]{1,9});")
-_SOFT_HYPHEN = re.compile("&(?:shy|#0*173|#[xX]0*[aA][dD]);")
+_NUMBERED = re.compile("&(?:shy;|#(?:[0-9]{1,99}(?![0-9])|[xX][0-9a-fA-F]{1,99}(?![0-9a-fA-F]));?)")
+_SPACES = dict.fromkeys(map(ord, "\x0b\x0c\x1c\x1d\x1e\x1f"), " ")
+"""Control characters that are white space."""
 _STAND_INS = [chr(code) for code in range(0x12000, 0x1236F)]
 """Signs of cuneiform: they are letters, and hardly ever in a page."""
 
@@ -39,7 +41,8 @@ def parsed(page: str) -> tuple[Any, str]:
     """The tree of a page, its headings as they stand in the text, and the text. Raises Failed: there is none."""
     import trafilatura
 
-    page = _SOFT_HYPHEN.sub("", seen(page))  # trafilatura would lose what browsers show for control characters
+    # Trafilatura would lose what browsers show for control characters, and nothing can be set to a text that has some.
+    page = _NUMBERED.sub(_without_controls, seen(page).translate(_SPACES))
     tree = trafilatura.load_html(page)
     if tree is None:
         raise Failed("no HTML in it")
@@ -59,6 +62,13 @@ def parsed(page: str) -> tuple[Any, str]:
     for unheard in tree.xpath(_UNHEARD):
         unheard.drop_tree()
     return tree, text
+
+
+def _without_controls(coded: re.Match[str]) -> str:
+    char = seen(html.unescape(coded[0]))
+    if not char:
+        return ""
+    return " " if ord(char) in _SPACES else coded[0]
 
 
 @cache
@@ -86,8 +96,6 @@ def _shown(page: str) -> tuple[str, dict[int, str], str]:
 
     def decoded(coded: re.Match[str]) -> str:
         char = html.unescape(coded[0])
-        if not char:  # of &#1;, for which trafilatura gives up a page
-            return ""
         return letter(char) if char == "&" or _is_unseen(char) else coded[0]
 
     nothing = letter("")
