@@ -80,7 +80,7 @@ def _take_frame(body: Any) -> None:
     spell_formulas(body)
     for note in body.xpath(_NOTE):
         _rename(note, "div")
-    for frame in {*body.xpath(_FRAME), *body.iter(*_LEFT_OUT)}:  # an aside may have the role of a nav
+    for frame in dict.fromkeys([*body.xpath(_FRAME), *body.iter(*_LEFT_OUT)]):  # an aside may have the role of a nav
         frame.drop_tree()
     for named in body.xpath(_FOLDED):  # now that no icon has a name
         if not any(map(_LETTER.search, named.xpath(".//text()[not(ancestor::button)]"))):
