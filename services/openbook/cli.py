@@ -20,6 +20,7 @@ from openbook.experiments.command import experiment_app
 from openbook.explain.command import explain
 from openbook.keys import keys_app
 from openbook.loadtest.command import loadtest, loadtest_merge
+from openbook.options import refuse_beside
 from openbook.passages import passages_app
 from openbook.planning.command import plan
 from openbook.reaching import TLS, Ca, Cert, Key, Tls, client
@@ -523,6 +524,7 @@ def calibrate(
 
 @app.command()
 def evaluate(
+    context: typer.Context,
     questions: Annotated[
         list[Path], typer.Argument(help="Questions and answers: JSON lines, also .gz; or see --retrieve.")
     ],
@@ -568,6 +570,15 @@ def evaluate(
 
     if retrieve + gold + closed_book > 1:
         raise InvalidRequest("--retrieve, --gold and --closed-book exclude each other: only --retrieve searches")
+    generates = ("k", "formulation", "decoding", "beams", "max_new_tokens", "label", "follow", "generator")
+    for said, is_said, without_use in (
+        ("--retrieve", retrieve, generates),
+        ("an evaluation without --retrieve", not retrieve, ("passages", "split")),
+        ("--gold", gold, ("retriever", "bm25_weight", "k")),
+        ("--closed-book", closed_book, ("retriever", "bm25_weight", "k")),
+    ):
+        if is_said:
+            refuse_beside(said, context, without_use)
     model = {"dtype": dtype, "n_threads": threads or 0}
     served = load(config)
     if encoder is None:  # whose passages it is for is said beside it

@@ -24,7 +24,7 @@ from openbook.core.types import (
     RetrievalSettings,
     RetrieverKind,
 )
-from openbook.errors import InvalidConfig, InvalidRequest
+from openbook.errors import InvalidConfig, InvalidRequest, reason
 from openbook.secret import SecretRedisUrl, SecretText, SecretToken, told, told_key
 
 ENV_PREFIX = "OPENBOOK_"
@@ -541,8 +541,7 @@ def read_yaml(path: Path) -> Any:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error  # which would name the file once more
-        raise InvalidConfig(f"{path}: cannot be read: {why}") from None
+        raise InvalidConfig(f"{path}: cannot be read: {reason(error)}") from None
     return _yaml(text, str(path))
 
 

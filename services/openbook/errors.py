@@ -174,3 +174,8 @@ def from_grpc_code(code: str, message: str, name: str = "") -> OpenbookError:
     of_code = [each for each in ours if each.grpc_code == code]
     kind = next((each for each in of_code if each.__name__ == name), next(iter(of_code), None))
     return kind(message) if kind else OpenbookError(f"{code}: {message}")
+
+
+def reason(error: BaseException) -> str:
+    """Why a file could not be read or written, without its path, which our messages name."""
+    return getattr(error, "strerror", None) or str(error)

@@ -395,3 +395,5 @@ def test_a_trace_can_be_drawn(snapshot: Path, file: Path) -> None:
     file.write_text(json.dumps({"name": "x"}))
     with pytest.raises(InvalidRequest, match="line 1 is no span"):
         read(file)
+    with pytest.raises(InvalidRequest, match=r"none\.jsonl: cannot be read: No such file or directory$"):
+        read(file.with_name("none.jsonl"))

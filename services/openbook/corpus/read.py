@@ -18,7 +18,7 @@ from openbook.corpus.sources.limits import Failure, Limits, OnFailure, raise_it
 from openbook.corpus.sources.parsers import parsed
 from openbook.corpus.sources.recognise import NAMES, Names
 from openbook.corpus.sources.walk import found
-from openbook.errors import InvalidDocuments
+from openbook.errors import InvalidDocuments, reason
 
 
 def read_passages(
@@ -89,8 +89,7 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
     except UnicodeDecodeError as error:
         raise InvalidDocuments(f"{path}:{number + 1}: not UTF-8: {error.reason} at byte {error.start}") from None
     except (OSError, EOFError, zlib.error) as error:
-        why = getattr(error, "strerror", None) or error  # which would name the file once more
-        raise InvalidDocuments(f"{path}: cannot be read: {why}") from None
+        raise InvalidDocuments(f"{path}: cannot be read: {reason(error)}") from None
 
 
 def _open(path: Path) -> IO[str]:

@@ -8,6 +8,7 @@ import typer
 from openbook.core.types import Decoding, Formulation
 from openbook.errors import InvalidRequest
 from openbook.loadtest.kinds import Arrivals, Check, What
+from openbook.options import refuse_beside
 
 if TYPE_CHECKING:
     from openbook.loadtest.result import Result
@@ -78,10 +79,8 @@ def loadtest(
         (f"--what {what}", what is What.RETRIEVE, ("formulation", "decoding", "n_beams", "max_new_tokens")),
         ("a run without --find-knee", not find_knee, ("min_goodput", "max_p99_s")),
     ):
-        for name in without_use:
-            source = context.get_parameter_source(name)
-            if is_said and source is not None and source.name == "COMMANDLINE":
-                raise InvalidRequest(f"{said} has no use for --{name.replace('_', '-')}")
+        if is_said:
+            refuse_beside(said, context, without_use)
     if not 0 < min_goodput <= 1 or (max_p99_s is not None and not max_p99_s > 0):
         got = f"{min_goodput} and {max_p99_s}"
         raise InvalidRequest(f"--min-goodput must be above 0, at most 1, --max-p99-s above 0, got {got}")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from openbook.errors import InvalidConfig, InvalidRequest
+from openbook.options import refuse_beside
 
 D = "Numbers of an embedding: 384 of the embedded encoder, 768 of DPR's."
 
@@ -43,10 +44,7 @@ def plan(
     from openbook.planning.plan import plan
 
     if calibrate:
-        for option in context.command.params:
-            source = context.get_parameter_source(option.name or "")
-            if option.name != "calibrate" and source is not None and source.name == "COMMANDLINE":
-                raise InvalidRequest(f"--calibrate only measures, and has no use for {option.opts[0]}")
+        refuse_beside("--calibrate only measures, and", context, context.params.keys() - {"calibrate"})
         return _calibrate(calibrate)
     if not passages:
         raise InvalidRequest("--passages must be given, or --calibrate")

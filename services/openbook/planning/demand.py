@@ -40,7 +40,7 @@ class Machine(Section):
     cores: Positive
     memory_gb: Amount
     disk_gb: Amount
-    price: Annotated[float, Field(ge=0)]  # of an hour
+    price: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of an hour
     gpus: Annotated[int, Field(ge=0)] = 0
     gpu_times_core: Amount = 50.0  # how many times faster a GPU generates than one core: measure yours
 

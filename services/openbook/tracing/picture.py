@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from openbook.errors import InvalidRequest
+from openbook.errors import InvalidRequest, reason
 
 WIDTH, NAMES, ROW, TOP = 1000, 270, 20, 44
 COLOURS = ("#4e79a7", "#59a14f", "#e08214", "#b07aa1", "#9c755f", "#76b7b2", "#d37295", "#8c8c8c")
@@ -36,7 +36,7 @@ def read(path: Path) -> list[Span]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{path}: cannot be read: {error}") from None
+        raise InvalidRequest(f"{path}: cannot be read: {reason(error)}") from None
     spans = []
     for number, line in enumerate(lines, start=1):
         try:

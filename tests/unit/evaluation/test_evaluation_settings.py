@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from openbook.cli import app
 from openbook.config import section
 from openbook.core.types import Decoding, Formulation, GenerationSettings, RetrievalSettings, RetrieverKind
-from openbook.errors import InvalidConfig
+from openbook.errors import InvalidConfig, InvalidRequest
 from openbook.evaluation.settings import EvaluationSettings
 
 GOOD: dict[str, Any] = {"questions": ["a/nq.jsonl.gz"], "out": "out", "snapshot": "snapshot"}
@@ -97,3 +97,17 @@ def test_models_are_those_of_the_settings_unless_options_say_others(
     (found,) = asked
     assert (found.encoder.model, found.encoder.passage_model, found.generator.model) == models
     assert not found.index.addresses  # which are those of `up`
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--retrieve", "--label", "yes"], "--retrieve has no use for --label"),
+        (["--passages", "200"], "an evaluation without --retrieve has no use for --passages"),
+        (["--gold", "--retriever", "bm25"], "--gold has no use for --retriever"),
+        (["--closed-book", "--k", "5"], "--closed-book has no use for --k"),
+    ],
+)
+def test_options_without_use_are_refused(options: list[str], told: str, tmp_path: Path) -> None:
+    refused = CliRunner().invoke(app, ["evaluate", "nq.jsonl", "--out", str(tmp_path / "out"), *options])
+    assert (type(refused.exception), str(refused.exception)) == (InvalidRequest, told)

@@ -51,7 +51,7 @@ def test_the_password_follows_from_the_token(tmp_path: Path, monkeypatch: pytest
     assert password == cluster.password_of(token)
     assert "a secret" not in password
     token.write_bytes(b"\x84")
-    with pytest.raises(InvalidConfig, match=r"Ray's token cannot be read: no UTF-8"):
+    with pytest.raises(InvalidConfig, match=r"Ray's token cannot be read: 'utf-8' codec"):
         cluster.password()
     token.unlink()
     with pytest.raises(InvalidConfig, match=r"Ray's token cannot be read: No such file"):

@@ -17,7 +17,7 @@ from typing import Any
 
 from openbook import config, local_ray
 from openbook.config import IndexClientSettings
-from openbook.errors import InvalidConfig, OpenbookError, StartupError
+from openbook.errors import InvalidConfig, OpenbookError, StartupError, reason
 from openbook.files import at_home
 from openbook.index.client.discovery import combined
 from openbook.index.client.sharded import ShardedIndex
@@ -116,7 +116,7 @@ def password_of(token: Path) -> str:
     try:
         text = at_home(token).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"{token}: Ray's token cannot be read: {getattr(error, 'strerror', 'no UTF-8')}") from None
+        raise InvalidConfig(f"{token}: Ray's token cannot be read: {reason(error)}") from None
     return hashlib.sha256(b"openbook's Redis: " + text.encode()).hexdigest()
 
 
