@@ -4,9 +4,9 @@
 
 Starts the whole system as `openbook up` does, and asks it over gRPC, in this order:
 
-- saturated: 16 callers in a closed loop. Then the system stops, and as many processes as there were replicas, each with
-  the generator alone, answer the same questions from the same passages in batches of the sizes that the endpoint
-  computed, twice.
+- saturated: 16 callers in a closed loop. Directly after it, while nobody asks the endpoint, as many processes as there
+  are replicas, each with the generator alone, answer the same questions from the same passages in batches of the sizes
+  that the endpoint computed. Both twice in turn, for the machine's speed changes within minutes.
 - at 70 % of that rate, open loop, as Poisson's and evenly: p99 beside p50. See bench_waiting.py for the least there is.
 - at 3 and 10 times that rate: goodput beside the peak, how soon refusals come.
 - a flood of one caller: p90 and p99 of another, beside the same without the flood. It asks a quarter of that rate; of
@@ -59,6 +59,7 @@ from openbook.telemetry import N_METRICS_PORTS
 CALLERS = 16
 WARM_UP_S = 10.0
 N_BARE = 48
+SATURATED = ("saturated", "saturated, again")
 console = Console(width=124)
 
 
@@ -102,6 +103,12 @@ def replica_memory() -> int:
     ours = psutil.Process().children(recursive=True)
     found = [each for each in ours if "ServeReplica:openbook:ingress" in " ".join(each.cmdline())]
     return sum(p.memory_full_info().uss for p in found)
+
+
+def processor_s() -> float:
+    """Seconds of a core that all processes of the system have had."""
+    ours = psutil.Process().children(recursive=True)
+    return sum(sum(each.cpu_times()[:2]) for each in ours)
 
 
 def load(settings: Settings, seconds: float, rate: float = 1.0, **options: Any) -> Figures:
@@ -245,17 +252,24 @@ def main() -> None:
     rows: dict[str, Figures] = {}
     with system(args.snapshot, args.config) as settings:
         remember_contexts(settings, contexts)
-        sizes: dict[int, float] = {}
         if "saturated" in args.only:
             load(settings, 5, closed=CALLERS)
-            before = batches_computed(settings)
-            rows["saturated"] = load(settings, args.seconds, closed=CALLERS, timeout_s=60)
-            sizes = {
-                n: count - before.get(n, 0)
-                for n, count in batches_computed(settings).items()
-                if count > before.get(n, 0)
-            }
-        peak = args.peak or rows["saturated"].answered_rate
+            alone = []
+            for name in SATURATED:
+                before = batches_computed(settings)
+                rows[name] = load(settings, args.seconds, closed=CALLERS, timeout_s=60)
+                after = batches_computed(settings)
+                sizes = {n: count - before.get(n, 0) for n, count in after.items() if count > before.get(n, 0)}
+                used, begun = processor_s(), time.perf_counter()
+                alone.append(bare(contexts, sizes, settings))
+                idle = (processor_s() - used) / (time.perf_counter() - begun)
+                share = rows[name].answered_rate / alone[-1]
+                console.print(
+                    f"{name}: {rows[name].answered_rate:.2f}/s; the bare generators on the same batches ({sizes}) "
+                    f"{alone[-1]:.2f}/s, while the idle endpoint took {idle:.2f} of a core: {share:.3f} of them"
+                )
+            told |= {"bare": alone}
+        peak = args.peak or mean(rows[name].answered_rate for name in SATURATED)
         if "seventy" in args.only:
             for name, arrivals in (("70 %", Arrivals.POISSON), ("70 %, evenly", Arrivals.CONSTANT)):
                 rows[name] = load(settings, 2 * args.seconds, 0.7 * peak, arrivals=arrivals)
@@ -271,13 +285,6 @@ def main() -> None:
     for name, figures in rows.items():
         table.add_row(*row(name, figures, peak))
     console.print(table)
-    if sizes:
-        alone = [bare(contexts, sizes, settings) for _ in range(2)]
-        told |= {"bare": alone, "batches": sizes, "share_of_bare": peak / mean(alone)}
-        shown = ", ".join(f"{rate:.2f}" for rate in alone)
-        console.print(
-            f"the bare generator on the same batches ({sizes}): {shown}/s; the endpoint {peak / mean(alone):.3f} of it"
-        )
     print(json.dumps(told | {"peak": peak, "figures": {name: each.model_dump() for name, each in rows.items()}}))
 
 
