@@ -43,7 +43,6 @@ from openbook.v1 import index_pb2, index_pb2_grpc
 D, K = 768, 10
 BEST = RetrievalSettings(k=K)
 FAISS_BLAS_THRESHOLD = faiss.cvar.distance_compute_blas_threshold
-TICKS = os.sysconf("SC_CLK_TCK")
 SCANS = {"Flat, scan": "int8"}
 # what FAISS builds, as a share of the passages, how many batches of 64 a round takes, and whether in huge pages
 KINDS = {

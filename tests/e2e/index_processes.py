@@ -132,12 +132,11 @@ async def seconds_until(condition: Callable[[], bool]) -> float:
 class Load:
     """Callers who search and fetch without a pause, each time within a deadline, and check what they get."""
 
-    def __init__(self, tier: ShardedIndex, *snapshots: Path, n_callers: int = 6) -> None:
+    def __init__(self, tier: ShardedIndex, *snapshots: Path) -> None:
         self._tier = tier
         self._names = {Snapshot.open(folder).manifest.snapshot_id: folder.name for folder in snapshots}
         order = np.argsort(-(VECTORS @ VECTORS.T), axis=1, kind="stable")
         self._orders = {"old": order, "new": order[:, ::-1]}
-        self._n_callers = n_callers
         self._progress = asyncio.Condition()
         self._may_ask = asyncio.Event()
         self._may_ask.set()
@@ -162,7 +161,7 @@ class Load:
             self._may_ask.set()
 
     async def __aenter__(self) -> "Load":
-        self._callers = [asyncio.create_task(self._call(i)) for i in range(self._n_callers)]
+        self._callers = [asyncio.create_task(self._call(i)) for i in range(6)]
         return self
 
     async def __aexit__(self, *error: object) -> None:

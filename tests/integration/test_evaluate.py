@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from evaluations import lines, stopping
 from matplotlib.image import imread
 from typer.testing import CliRunner
 
@@ -42,11 +42,6 @@ ROUNDING = 1e-6
 """Of logarithms of probabilities about 1, which float32 and the processor's kernels leave above 0 or below."""
 
 
-def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A snapshot of two shards and questions about it."""
@@ -77,14 +72,6 @@ def settings(data: Path, out: Path, **values: Any) -> EvaluationSettings:
 
 def records(out: Path) -> list[Record]:
     return [Record.model_validate_json(line) for line in (out / PREDICTIONS).read_text().splitlines()]
-
-
-def stopping(after: int) -> Callable[[str, int, int], None]:
-    def on_progress(stage: str, done: int, total: int) -> None:
-        if done >= after:
-            raise KeyboardInterrupt
-
-    return on_progress
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from types import TracebackType
 import grpc
 import numpy as np
 import pytest
+from same_hits import same
 from small_snapshot import VECTORS, D, N, build
 
 from openbook import wire
@@ -68,11 +69,6 @@ class Stream:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.end()
         self._channel.close()
-
-
-def same(ours: Hits, theirs: Hits) -> None:
-    np.testing.assert_array_equal(ours.ids, theirs.ids)
-    np.testing.assert_array_equal(ours.scores.view(np.int32), theirs.scores.view(np.int32))
 
 
 def test_a_hundred_searches_in_flight_are_few_for_faiss_and_answered_as_one_by_one(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from same_hits import same
 
 from openbook.core.context import Context
 from openbook.core.deadline import Deadline
@@ -95,8 +96,7 @@ def test_the_tier_answers_as_its_twin(
                 for k in KS:
                     ours = await tier.search(queries, RetrievalSettings(k=k), Context())
                     theirs = await twin.search(queries, RetrievalSettings(k=k), Context())
-                    np.testing.assert_array_equal(ours.ids, theirs.ids)
-                    np.testing.assert_array_equal(ours.scores.view(np.int32), theirs.scores.view(np.int32))
+                    same(ours, theirs)
                     assert ours.snapshot_id == theirs.snapshot_id
             wanted = rng.integers(0, len(vectors), 50).tolist()
             found, stored = await tier.fetch_with_vectors(wanted, tier.snapshot_id, Context())
@@ -233,11 +233,6 @@ def clustered() -> tuple[list[Passage], Float32, Float32, Hits]:
     passages = passages_of(vectors)
     nearest = ExactIndex(passages, vectors).search(queries, RetrievalSettings(k=1000), Context())
     return passages, vectors, queries, asyncio.run(nearest)
-
-
-def same(ours: Hits, theirs: Hits) -> None:
-    np.testing.assert_array_equal(ours.ids, theirs.ids)
-    np.testing.assert_array_equal(ours.scores.view(np.int32), theirs.scores.view(np.int32))
 
 
 @pytest.mark.parametrize(("exact_dtype", "n_shards"), [("float32", 1), ("float32", 3), ("float16", 3)])

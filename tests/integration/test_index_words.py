@@ -76,10 +76,10 @@ def built(out: Path, seed: int = 0, n_shards: int = 2, n: int = N, words: bool =
     return out
 
 
-def reference(seed: int, questions: Sequence[str], n: int = N) -> Float32:
-    """(questions, n) bm25s's own scores."""
+def reference(seed: int, questions: Sequence[str]) -> Float32:
+    """(questions, N) bm25s's own scores."""
     index = bm25s.BM25()
-    texts = [f"{p.title}. {p.text}" for p in passages(seed, n)]
+    texts = [f"{p.title}. {p.text}" for p in passages(seed)]
     index.index(bm25s.tokenize(texts, stopwords="en", show_progress=False), show_progress=False)
     asked = bm25s.tokenize(list(questions), stopwords="en", return_ids=False, show_progress=False)
     return np.stack([index.get_scores_from_ids(index.get_tokens_ids(words)) for words in asked])

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import ir_measures
 import pytest
+from evaluations import lines, stopping
 from ir_measures import AP, RR, R, nDCG
 from typer.testing import CliRunner
 
@@ -52,11 +52,6 @@ KILT = [
     ("k2", "What is the capital of Italy?", [[("italy", "Italy")]]),
     ("k3", "What is not known?", []),
 ]
-
-
-def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -217,14 +212,6 @@ def test_interrupted_it_goes_on_to_the_same_rankings(data: Path, whole: Path, tm
         assert (out / path.name).read_bytes() == path.read_bytes(), path.name
     with pytest.raises(InvalidConfig, match="holds another evaluation: pages is"):
         evaluate_retrieval(settings(data, out, pages="title"))
-
-
-def stopping(after: int) -> Callable[[str, int, int], None]:
-    def on_progress(stage: str, done: int, total: int) -> None:
-        if done >= after:
-            raise KeyboardInterrupt
-
-    return on_progress
 
 
 def test_the_command_searches_servers_and_prints_the_table(data: Path, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A run over live index servers: what happens when, and when they fail or change in the middle of it."""
 
 import asyncio
-import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -74,18 +73,13 @@ def whole(files: Files) -> Path:
         return train(files.settings("whole", servers)).parent
 
 
-def curve(out: Path) -> list[dict[str, float]]:
-    read = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "tokens_per_s"} for line in read]
-
-
 def weights(out: Path, step: int = N_STEPS) -> dict[str, Tensor]:
     return load_file(out / f"checkpoints/step-{step:07d}/weights.safetensors")
 
 
 def check_same(one: Path, other: Path) -> None:
     """To the bit."""
-    assert curve(one) == curve(other)
+    assert tiny.curve(one) == tiny.curve(other)
     mine, others = weights(one), weights(other)
     assert mine.keys() == others.keys()
     assert all(torch.equal(mine[name], others[name]) for name in mine)
@@ -133,7 +127,7 @@ def test_without_a_shard_the_run_ends_and_goes_on_when_it_is_back(files: Files, 
         out = settings.loop.out
         with pytest.raises(ShardUnavailable, match="shard 1"):
             train(settings, stopping)
-        assert curve(out) == curve(whole)[:3]
+        assert tiny.curve(out) == tiny.curve(whole)[:3]
         with pytest.raises(ShardUnavailable, match="shard 1"):
             train(settings)
         with again(servers[1], files.root / "first"):

@@ -76,12 +76,6 @@ def whole(files: World) -> Path:
     return train(files.settings("whole"))
 
 
-def lines(out: Path) -> list[dict[str, float]]:
-    """Of metrics.jsonl, without the one number that depends on the clock."""
-    read = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name != "tokens_per_s"} for line in read]
-
-
 def weights(model: Path) -> dict[str, Tensor]:
     return {
         f"{file.parent.relative_to(model)}/{name}": value
@@ -92,7 +86,7 @@ def weights(model: Path) -> dict[str, Tensor]:
 
 def check_same(one: Path, other: Path) -> None:
     """To the bit."""
-    assert lines(one.parent) == lines(other.parent)
+    assert tiny.curve(one.parent) == tiny.curve(other.parent)
     mine, others = weights(one), weights(other)
     assert mine.keys() == others.keys()
     assert all(torch.equal(mine[name], others[name]) for name in mine)
@@ -101,7 +95,7 @@ def check_same(one: Path, other: Path) -> None:
 def test_what_a_run_leaves_behind(files: World, whole: Path) -> None:
     out = files.folder / "whole"
     assert whole == out / "model"
-    found = lines(out)
+    found = tiny.curve(out)
     assert [line["step"] for line in found] == list(range(N_STEPS + 1))
     assert [line["step"] for line in found if "validation/exact_match" in line] == [0, 5, 8]
     seen = {"loss", "learning_rate", "gradient_norm", "prior_entropy", "distinct_passages"}
@@ -287,7 +281,7 @@ def test_two_workers_with_half_the_batch_each(files: World) -> None:
     mine, others = weights(alone), weights(files.folder / "two/model")
     for name, value in mine.items():
         torch.testing.assert_close(others[name], value, atol=1e-6, rtol=0)
-    for one, other in zip(lines(files.folder / "one"), lines(files.folder / "two"), strict=True):
+    for one, other in zip(tiny.curve(files.folder / "one"), tiny.curve(files.folder / "two"), strict=True):
         assert other == pytest.approx(one, rel=1e-4, abs=1e-5)
 
 
@@ -403,7 +397,7 @@ def test_tasks_and_ablations_learn(files: World, name: str) -> None:
     sections["models"] = {"dropout": False, **sections.get("models", {})}
     sections["loop"] = {"n_steps": 10, "micro_batch_size": 4, "validate_every": 100, **sections.get("loop", {})}
     train(files.settings(name, **sections))
-    losses = [line["loss"] for line in lines(files.folder / name)[-sections["loop"]["n_steps"] :]]
+    losses = [line["loss"] for line in tiny.curve(files.folder / name)[-sections["loop"]["n_steps"] :]]
     assert sum(losses[-2:]) < sum(losses[:2])  # two steps see all eight of them: parts of them differ by a third
 
 

@@ -2,7 +2,8 @@
 
 Answers are compared as the benchmarks do it: SQuAD's exact match and F1, CuratedTrec's regular expressions, DPR's "a
 passage holds the answer" (section 3.1), ROUGE-L and BLEU-1 for answers that are sentences (sections 3.2 and 3.3).
-Shapes: n answers.
+Shapes: n answers. Confidences, and which of them are correct, raise InvalidRequest where they are not (n,) each or a
+confidence is NaN.
 """
 
 import re

@@ -3,6 +3,8 @@
 The numbers are those of trec_eval, and for provenance those of KILT (Petroni et al. 2021, section 4). A ranking is the
 names of different documents, best first. Judgments say how relevant a document is: from 1 on it is relevant, and what
 nobody judged is not. Where nothing is relevant, every number is 0, as trec_eval has it.
+
+Who counts ranks raises InvalidRequest where k is less than 1, or a document stands in the ranking twice.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

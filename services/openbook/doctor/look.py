@@ -23,7 +23,7 @@ from openbook.config import ClientTls, ServingSettings, Settings
 from openbook.core.address import address_of
 from openbook.doctor import findings
 from openbook.doctor.findings import Finding, Level
-from openbook.errors import InvalidConfig, OpenbookError
+from openbook.errors import InvalidConfig, OpenbookError, reason
 from openbook.files import at_home
 from openbook.index.client.client import IndexClient, channel_credentials
 from openbook.index.client.discovery import addresses_now
@@ -68,7 +68,7 @@ def this_machine(folder: Path) -> Iterator[Finding]:
     try:
         usage = shutil.disk_usage(folder)
     except OSError as error:
-        yield Finding(f"disk of {folder}", Level.ILL, error.strerror or str(error))
+        yield Finding(f"disk of {folder}", Level.ILL, reason(error))
     else:
         yield findings.disk(str(folder), usage.free, usage.total)
 
@@ -170,7 +170,7 @@ def endpoint(serving: ServingSettings) -> Iterator[Finding]:
         try:
             context = _trusting(path)
         except OSError as error:
-            yield Finding(f"certificate of {what}", Level.ILL, f"{path}: cannot be read: {error.strerror or error}")
+            yield Finding(f"certificate of {what}", Level.ILL, f"{path}: cannot be read: {reason(error)}")
             return
         connection = HTTPSConnection(host, serving.http_port, timeout=TIMEOUT_S, context=context)
     try:

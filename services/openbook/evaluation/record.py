@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from openbook import files
 from openbook.core.types import Formulation
-from openbook.errors import InvalidConfig
+from openbook.errors import InvalidConfig, reason
 
 PREDICTIONS, PLAN, LOCK = "predictions.jsonl", "plan.json", "lock"
 
@@ -143,10 +143,8 @@ def read_plan(folder: Path) -> dict[str, Any]:
         plan = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(plan, dict):
             raise ValueError("must map keys to values")
-    except OSError as error:
-        raise InvalidConfig(f"{path}: is not the plan of an evaluation: {error.strerror}") from None
-    except ValueError as error:
-        raise InvalidConfig(f"{path}: is not the plan of an evaluation: {error}") from None
+    except (OSError, ValueError) as error:
+        raise InvalidConfig(f"{path}: is not the plan of an evaluation: {reason(error)}") from None
     return plan
 
 

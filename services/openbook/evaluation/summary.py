@@ -23,7 +23,7 @@ ANSWERED_SHARES = (1.0, 0.75, 0.5, 0.25, 0.1)
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """A mean over questions and its 95 % bootstrap interval. NaN where there is nothing to average."""
+    """A mean over questions and its 95 % interval: `of_shares` Wilson's, else the bootstrap's. NaN for no questions."""
 
     value: float
     low: float

@@ -100,7 +100,7 @@ def _different(of_file: Mapping[str, Sequence[str]]) -> list[str]:
     return [share(len(set(each)) / len(each)) if each else "–" for each in of_file.values()]
 
 
-def _most(texts: Mapping[str, Sequence[str]], n: int = 5) -> list[list[Cell]]:
+def _most(texts: Mapping[str, Sequence[str]]) -> list[list[Cell]]:
     return [
-        [name, text, str(times)] for name, of_all in texts.items() for text, times in Counter(of_all).most_common(n)
+        [name, text, str(times)] for name, of_all in texts.items() for text, times in Counter(of_all).most_common(5)
     ]

@@ -31,7 +31,7 @@ from openbook.evaluation.score import is_right
 from openbook.evaluation.settings import EvaluationSettings
 from openbook.evaluation.summary import Mean
 from openbook.evaluation.system import PATIENCE_S, System, opened
-from openbook.experiments.leaders import Changed, changed, documents, read_leaders, shipped
+from openbook.experiments.leaders import DATES, Changed, changed, documents, read_leaders, shipped
 from openbook.experiments.report import Cell, Expected, Report, Table, digest
 from openbook.index.client.publish import publish
 from openbook.index.disk.snapshot import Snapshot
@@ -48,8 +48,8 @@ OnProgress = Callable[[str, int, int], None]
 class MemorySettings(Section):
     """What the experiment is told."""
 
-    before: Path = shipped("2016-11-26")  # leaders at the first date: see `openbook.experiments.leaders`
-    after: Path = shipped("2020-11-27")  # and at the second
+    before: Path = shipped(DATES[0])  # leaders at the first date: see `openbook.experiments.leaders`
+    after: Path = shipped(DATES[1])  # and at the second
     limit: Positive | None = None  # of the offices that changed hands, so many, drawn with the seed
     seed: Annotated[int, Field(ge=0)] = 0
     encoder: EncoderSettings = EncoderSettings()

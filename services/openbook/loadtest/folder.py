@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from openbook import __version__, files
-from openbook.errors import InvalidConfig
+from openbook.errors import InvalidConfig, reason
 from openbook.loadtest import outcomes
 from openbook.loadtest.histograms import histogram, write_log
 from openbook.loadtest.knee import Knee
@@ -111,10 +111,8 @@ def read(folder: Path) -> Result:
         about = json.loads((folder / RESULT).read_text(encoding="utf-8"))
         settings = LoadSettings.model_validate(about["settings"])
         date = datetime.fromisoformat(about["date"]).timestamp()
-    except OSError as error:
-        raise InvalidConfig(f"{folder / RESULT}: is not the result of a load test: {error.strerror}") from None
-    except (ValueError, LookupError, TypeError, ValidationError) as error:
-        raise InvalidConfig(f"{folder / RESULT}: is not the result of a load test: {error}") from None
+    except (OSError, ValueError, LookupError, TypeError, ValidationError) as error:
+        raise InvalidConfig(f"{folder / RESULT}: is not the result of a load test: {reason(error)}") from None
     return Result(settings, outcomes.load(folder / OUTCOMES), float("nan"), date)
 
 

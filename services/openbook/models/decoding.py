@@ -129,7 +129,7 @@ def stream(
     settings: GenerationSettings,
     special: SpecialTokens | None = None,
 ) -> Iterator[DecodedToken | Decoded]:
-    """The answer to one question, token by token, the whole `Decoded` last. Arguments and errors as in `generate`.
+    """The answer to one question, token by token, the whole `Decoded` last. Arguments, errors as in `generate_several`.
 
     context_ids and context_mask (k, l), scores (k,). Only RAG-Token, greedy or sampled, decides token by token; with
     any other settings the answer comes alone. Closing the iterator stops the work.

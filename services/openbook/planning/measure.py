@@ -66,20 +66,19 @@ def generated(n: int, dimension: int, seed: int = 0) -> Float32:
 
 
 class Texts(Sequence[Passage]):
-    """A passage of so many words for each id; words of natural rarity."""
+    """A passage of WORDS words for each id; words of natural rarity."""
 
-    def __init__(self, n: int, n_words: int = WORDS) -> None:
+    def __init__(self, n: int) -> None:
         self._n = n
         ranks = np.random.default_rng(0).zipf(1.3, 1 << 16) % 50_000
         self._words = [f"w{rank:04x}" for rank in ranks]
-        self._n_words = n_words
 
     def __len__(self) -> int:
         return self._n
 
     def __getitem__(self, i: Any) -> Any:
-        first = (i * 7919) % (len(self._words) - self._n_words)
-        return Passage(i, f"document-{i // 5}", f"Title {i // 5}", " ".join(self._words[first : first + self._n_words]))
+        first = (i * 7919) % (len(self._words) - WORDS)
+        return Passage(i, f"document-{i // 5}", f"Title {i // 5}", " ".join(self._words[first : first + WORDS]))
 
 
 def build(folder: Path, n: int, dimension: int, factory: str, n_shards: int = 1, words: bool = False) -> Path:

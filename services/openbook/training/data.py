@@ -48,7 +48,11 @@ def read_examples(task: TaskSettings, seed: int, search: Search | None = None) -
 
 
 def read_validation(task: TaskSettings, n_questions: int) -> list[Example]:
-    """One example of each question, as many of every file as its share. The same in every run. Raises as above."""
+    """One example of each question, as many of every file as its share; the same in every run, and perhaps none.
+
+    Raises:
+        InvalidDocuments: a file cannot be read.
+    """
     examples: list[Example] = []
     for file in task.validation:
         found = list(_examples(task.model_copy(update={"max_answers": 1}), _read(file, 0)))

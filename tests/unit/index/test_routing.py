@@ -329,7 +329,6 @@ class World:
         self.random, self.budget, self.now = Random(seed), budget, 0.0
         self.router = Router(TIMEOUT_S, budget, self.random)
         self.running: list[tuple[Race, set[str]]] = []
-        self.n_extra = 0
         self.probing: set[str] = set()
 
     def follow(self, race: Race, asked: set[str], actions: list[Action]) -> bool:

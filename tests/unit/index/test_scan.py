@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from same_hits import same
 
 from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores, top_k
@@ -182,11 +183,6 @@ def built(folder: Path, vectors: Float32) -> Shard:
         [Passage(i, "", "", "") for i in range(len(vectors))], vectors, folder, 1, "Flat", "e", "f", scan="int8"
     )
     return Shard(folder, 0)
-
-
-def same(ours: Hits, theirs: Hits) -> None:
-    np.testing.assert_array_equal(ours.ids, theirs.ids)
-    np.testing.assert_array_equal(ours.scores.view(np.int32), theirs.scores.view(np.int32))
 
 
 @pytest.mark.parametrize("corpus", CORPORA)

@@ -5,6 +5,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
+from same_hits import same
 
 from openbook.core.deadline import Deadline
 from openbook.core.topk import canonical_scores, top_k
@@ -33,11 +34,6 @@ def twin(queries: Float32, k: int) -> Hits:
     """The exact best k: every score, then a sort."""
     scores = np.stack([canonical_scores(query, VECTORS) for query in queries])
     return Hits(*top_k(np.tile(np.arange(N), (len(queries), 1)), scores, k), "")
-
-
-def same(ours: Hits, theirs: Hits) -> None:
-    np.testing.assert_array_equal(ours.ids, theirs.ids)
-    np.testing.assert_array_equal(ours.scores.view(np.int32), theirs.scores.view(np.int32))
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ def latest(told: Told, searched: Tier | None = None, alive: str = "a1 a2 b1 b2")
     return (found.snapshot_id, found.sequence, found.missing) if found else ("", 0, ())
 
 
-def of_all(*held: tuple[str, int], at: float = 0.0) -> tuple[Told, Tier]:
+def of_all(*held: tuple[str, int]) -> tuple[Told, Tier]:
     """Four servers that hold the same, and what is searched then."""
     told = Told()
     for address in ("a1", "a2", "b1", "b2"):
-        says(told, address, *held, at=at)
-    told.all_asked_at = at
+        says(told, address, *held, at=0.0)
+    told.all_asked_at = 0.0
     tier = told.latest(["a1", "a2", "b1", "b2"], None)
     assert tier is not None
     assert told.is_known(tier)

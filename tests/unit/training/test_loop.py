@@ -26,9 +26,8 @@ EXAMPLES = torch.randn(11, 3, generator=torch.Generator().manual_seed(0), dtype=
 class Toy(nn.Module):
     """Learns that the sum of three numbers is their sum."""
 
-    def __init__(self, dropout: float = 0.0, portion: int = 8) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
-        self.portion = portion
         torch.manual_seed(7)
         self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 1)
         self.dropout = nn.Dropout(dropout)
@@ -39,7 +38,7 @@ class Toy(nn.Module):
         return torch.stack(list(examples))
 
     def portions(self, x: Tensor) -> tuple[Tensor, ...]:
-        return x.split(self.portion)
+        return x.split(8)
 
     def forward(self, x: Tensor) -> Loss:
         error = self.second(self.dropout(self.first(x).tanh()))[:, 0] - x.sum(-1)

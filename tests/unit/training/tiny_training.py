@@ -70,6 +70,12 @@ def jsonl(path: Path, *rows: Any) -> Path:
     return path
 
 
+def curve(out: Path) -> list[dict[str, float]]:
+    """Of metrics.jsonl, without the one number that depends on the clock."""
+    read = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name != "tokens_per_s"} for line in read]
+
+
 def examples(n: int = 8) -> list[Example]:
     pairs = zip(texts(n, 3, seed=2), texts(n, 1, seed=3), strict=True)
     return [Example(x, y, Question(str(i), x, (y,), context=x)) for i, (x, y) in enumerate(pairs)]

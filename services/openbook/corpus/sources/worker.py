@@ -2,7 +2,8 @@
 
     python -m openbook.corpus.sources.worker LIMITS FIELDS NAMES
 
-Requests and what comes back are lines of JSON: `[path, name, is_given, skip, n_passed]`, and `EVENTS`.
+Requests and what comes back are lines of JSON: `[path, name, is_given, skip, n_passed]`, and the `_row` of each event,
+then `END`, or `NO_MEMORY`.
 """
 
 import json
@@ -29,7 +30,6 @@ from openbook.corpus.sources.recognise import Names
 DOCUMENT, FAILURE, LEAF, PROGRESS, END, NO_MEMORY = "document", "failure", "leaf", "progress", "end", "no memory"
 _NAMES = tuple(each.name for each in fields_of(Document))
 _VALUES = attrgetter(*_NAMES)
-EVENTS = (DOCUMENT, FAILURE, LEAF, PROGRESS, END, NO_MEMORY)
 
 
 def main(limits_json: str, fields_json: str, names_json: str) -> None:

@@ -5,7 +5,6 @@ people choose and others guess. Of 256 random bits nobody guesses any, however f
 hash, so the time that looking takes tells of the hash alone, and nothing of a key that is almost right.
 """
 
-import hashlib
 import re
 import secrets
 from collections.abc import Iterable, Sequence
@@ -16,6 +15,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from openbook.config import Limits
+from openbook.core.fingerprint import text_digest
 from openbook.errors import InvalidRequest
 from openbook.serving.access.scopes import Scope
 
@@ -102,7 +102,7 @@ def mint(
     if expires is not None and expires > LATEST:
         raise InvalidRequest("a key must expire by the end of the year 9999: give it no days, and it never does")
     key = f"ob_{secrets.token_hex(4)}_{secrets.token_hex(32)}"
-    prefix, digest = key.split("_")[1], _digest(key)
+    prefix, digest = key.split("_")[1], text_digest(key)
     try:
         record = KeyRecord(
             prefix=prefix,
@@ -122,7 +122,7 @@ def mint(
 
 def digest_of(key: str) -> str | None:
     """By which a key is found; None for what does not look like one."""
-    return _digest(key) if KEY.fullmatch(key) else None
+    return text_digest(key) if KEY.fullmatch(key) else None
 
 
 def may_join(records: Sequence[KeyRecord], new: KeyRecord, now: float) -> KeyRecord:
@@ -165,7 +165,3 @@ def from_line(line: str | bytes) -> KeyRecord:
         return KeyRecord.model_validate_json(line)
     except ValidationError:
         raise ValueError("no key") from None
-
-
-def _digest(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
