@@ -22,7 +22,7 @@ headers = {"Content-Type": "application/json"}
 if key := os.environ.get("OPENBOOK_API_KEY"):
     headers["Authorization"] = f"Bearer {key}"
 try:
-    request = urllib.request.Request(f"{options.server}/v1/answer", body, headers)
+    request = urllib.request.Request(f"{options.server.rstrip('/')}/v1/answer", body, headers)
     with urllib.request.urlopen(request) as reply:
         answer = json.load(reply)
 except urllib.error.HTTPError as refused:

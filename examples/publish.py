@@ -9,13 +9,13 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from openbook.config import IndexClientSettings
+from openbook.config import IndexClientSettings, section
 from openbook.errors import OpenbookError
 from openbook.index.client.publish import held_by_servers, publish
 
 
 async def main(snapshot: Path, addresses: tuple[str, ...]) -> None:
-    settings = IndexClientSettings(addresses=addresses)
+    settings = section(IndexClientSettings, "publish.py", addresses=addresses)
     sequence = await publish(snapshot, settings)
     print(f"{snapshot}: publication {sequence}")
     for held in await held_by_servers(settings):

@@ -16,22 +16,15 @@ from anyio.abc import TaskGroup, TaskStatus
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 from mcp.server.context import ServerRequestContext
-from mcp.server.lowlevel.server import NotificationOptions, Server
+from mcp.server.lowlevel.server import Server
 from mcp.server.session import ServerSession
-from mcp.server.stdio import stdio_server
-from mcp.shared.message import SessionMessage
 from mcp_types import (
     INTERNAL_ERROR,
     CallToolRequestParams,
     CallToolResult,
     Implementation,
-    JSONRPCError,
-    JSONRPCNotification,
-    JSONRPCRequest,
-    JSONRPCResponse,
     ListToolsResult,
     PaginatedRequestParams,
-    RequestId,
     TextContent,
 )
 from pydantic import BaseModel, ValidationError
@@ -39,6 +32,7 @@ from pydantic import BaseModel, ValidationError
 from openbook import certificates
 from openbook.errors import InvalidConfig, OpenbookError
 from openbook.files import at_home
+from openbook.mcp_lines import serve
 from openbook.processes import is_loopback
 from openbook.secret import bearer
 from openbook.serving.endpoint.problems import MEDIA_TYPE
@@ -73,14 +67,27 @@ def run(
     error as its result.
 
     Raises:
-        InvalidConfig: no header holds the key, or files of TLS are given that cannot be used.
+        InvalidConfig: the address is none, no header holds the key, or files of TLS are given that cannot be used.
         OpenbookError: whoever listens at `url` refuses the key, or one of both refuses the other's certificate.
     """
+    _check(url)
     shown = bearer(api_key)
     verify = _trusting(url, tls_ca, tls_cert, tls_key) if tls_ca or tls_cert or tls_key else True
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else who started us has it ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # the thread that waits for input would be waited for
     asyncio.run(_run(f"{url.rstrip('/').removesuffix('/mcp')}/mcp", {"Authorization": shown} if shown else {}, verify))
+
+
+def _check(url: str) -> None:
+    """Raises InvalidConfig: nobody can be asked there, ever."""
+    try:
+        found = httpx2.URL(url)
+        is_one = found.scheme in ("http", "https") and bool(found.host)
+        is_one = is_one and (found.port is None or 0 < found.port < 1 << 16)
+    except httpx2.InvalidURL:
+        is_one = False
+    if not is_one:
+        raise InvalidConfig(f"--server must be http://host:port or https://host:port, got {url!r}")
 
 
 def _trusting(url: str, ca: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
@@ -111,7 +118,7 @@ async def _run(url: str, headers: dict[str, str], verify: ssl.SSLContext | bool)
                 on_list_tools=endpoint.list_tools,
                 on_call_tool=endpoint.call_tool,
             )
-            await _serve(server)
+            await serve(server, ANSWER_TIMEOUT_S)
             tasks.cancel_scope.cancel()
 
 
@@ -196,40 +203,6 @@ class _Endpoint:
                 if _is_final(error):
                     return
         await session.send_tool_list_changed()
-
-
-async def _serve(server: Server[Any]) -> None:
-    """Until the input has ended and what was asked in it is answered: when its input ends, the SDK cancels that."""
-    under_way: dict[RequestId, anyio.Event] = {}
-    to_server, asked = anyio.create_memory_object_stream[SessionMessage | Exception]()
-    to_client, answers = anyio.create_memory_object_stream[SessionMessage]()
-    options = server.create_initialization_options(NotificationOptions(tools_changed=True))
-
-    async def ask() -> None:
-        async with to_server:
-            async for item in read:
-                match item.message if isinstance(item, SessionMessage) else item:
-                    case JSONRPCRequest(id=id):
-                        under_way[id] = anyio.Event()
-                    case JSONRPCNotification(
-                        method="notifications/cancelled", params={"requestId": str() | int() as id}
-                    ):
-                        under_way.pop(id, None)  # nobody answers it
-                await to_server.send(item)
-            with anyio.move_on_after(ANSWER_TIMEOUT_S):
-                for each in [*under_way.values()]:
-                    await each.wait()
-
-    async def answer() -> None:
-        async for item in answers:
-            await write.send(item)
-            if isinstance(item.message, JSONRPCResponse | JSONRPCError) and item.message.id in under_way:
-                under_way.pop(item.message.id).set()
-
-    async with stdio_server() as (read, write), write, anyio.create_task_group() as relays:
-        relays.start_soon(ask)
-        relays.start_soon(answer)
-        await server.run(asked, to_client, options)
 
 
 def _is_final(error: BaseException) -> bool:

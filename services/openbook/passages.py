@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from openbook.core.address import EXPECTED, is_address
 from openbook.errors import InvalidRequest
 from openbook.reaching import Ca, Cert, Key, Tls, client
 
@@ -105,6 +106,8 @@ def _excerpt(where: str, id: str, n: int, given: Mapping[str, Any]) -> "Excerpt"
         from openbook.index.disk.passages import SnapshotPassages
 
         return _excerpt_on_disk(SnapshotPassages(Path(where)), id, n)
+    if not is_address(where):
+        raise InvalidRequest(f"{where}: no such folder, and an endpoint {EXPECTED}")
     with client(where, given) as endpoint:
         return endpoint.passage(id, n)
 

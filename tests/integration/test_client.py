@@ -59,7 +59,7 @@ from openbook.serving.endpoint.messages import (
     request_from_proto,
     retrieval_to_proto,
 )
-from openbook.serving.endpoint.schemas import AnswerRequest
+from openbook.serving.endpoint.schemas import AnswerRequest, OwnPassageIn
 from openbook.v1 import answer_pb2, answer_pb2_grpc
 from openbook.wire import ERROR_HEADER
 
@@ -368,6 +368,18 @@ def test_passages_around_one_are_asked_of_an_endpoint_too() -> None:
     assert [each.count("\n") for each in lines] == [1, 2, 3]
 
 
+def test_what_is_neither_a_folder_nor_an_endpoint_is_told_so() -> None:
+    done = CliRunner().invoke(app, ["passages", "get", "/no/such/folder", "7"])
+    told = "/no/such/folder: no such folder, and an endpoint must be host:port with a port of 1..65535"
+    assert (type(done.exception), str(done.exception)) == (InvalidRequest, told)
+
+
+def test_an_empty_passage_is_refused_as_over_http() -> None:
+    asked = messages.request(answer_pb2.AnswerRequest, "who", 1, {"passages": [""]})
+    found = request_from_proto(AnswerRequest, asked, 1)
+    assert found.passages == (OwnPassageIn(text=""),)  # what reads it knows the limits
+
+
 def test_the_servers_own_refusal_comes_before_ours() -> None:
     assert Connection("127.0.0.1:1", timeout_s=5.0).call()["timeout"] > 5.0
 
@@ -464,6 +476,8 @@ def test_what_its_field_does_not_hold_is_refused_by_name() -> None:
         ("k", "3", "k must be an int of 0..4294967295"),
         ("k", 3.5, "k must be an int of 0..4294967295"),
         ("tokens", "yes", "tokens must be True or False"),
+        ("tokens", 2, "tokens must be True or False"),
+        ("temperature", True, f"temperature must be {floats}"),
     ):
         with pytest.raises(InvalidRequest) as refused:
             messages.request(answer_pb2.AnswerRequest, "who", 1, {option: value})
@@ -801,6 +815,21 @@ def test_bad_settings_are_refused_by_name(kind: Any) -> None:
         with pytest.raises(InvalidConfig, match="printable ASCII") as refused:
             kind("127.0.0.1:1", api_key=key)
         assert "ob_" not in str(refused.value)
+    for name, value, wanted in (
+        ("address", None, "address must be host:port"),
+        ("address", b"localhost:1", "address must be host:port"),
+        ("address", "\udc00:1", "address must be host:port"),
+        ("timeout_s", "30", "timeout_s must be above 0"),
+        ("timeout_s", None, "timeout_s must be above 0"),
+        ("tls_ca", "", "tls_ca must be the path of a file, or None"),  # in the clear without a word
+        ("tls_ca", 5, "tls_ca must be the path of a file, or None"),
+        ("retries", "no", "retries must be True or False"),
+    ):
+        with pytest.raises(InvalidConfig, match=wanted) as refused:
+            kind(**{"address": "127.0.0.1:1", name: value})
+        assert str(refused.value).endswith(f", got {value!r}")
+    with pytest.raises(InvalidConfig, match=r"^api_key must be text, got bytes$"):
+        kind("127.0.0.1:1", api_key=b"ob_secret")
 
 
 def test_the_clients_stand_at_the_top() -> None:

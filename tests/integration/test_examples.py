@@ -79,11 +79,12 @@ def test_another_web_server_is_one_line(status: int, body: bytes, monkeypatch: p
 
 
 def test_examples_show_the_key_that_the_environment_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = []
+    shown, paths = [], []
 
     class OverHttp(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             shown.append(self.headers["authorization"])
+            paths.append(self.path)
             body = json.dumps({"code": "UNAUTHENTICATED", "detail": "no", "request_id": "1"}).encode()
             self.send_response(401)
             self.end_headers()
@@ -109,11 +110,12 @@ def test_examples_show_the_key_that_the_environment_has(monkeypatch: pytest.Monk
                 with pytest.raises(SystemExit, match=r"^Unauthenticated: no"):
                     run(name, "who?", "--server", address)
             with pytest.raises(SystemExit, match=r"^UNAUTHENTICATED: no \(request 1\)"):
-                run("ask_http.py", "who?", "--server", f"http://127.0.0.1:{http.server_port}")
+                run("ask_http.py", "who?", "--server", f"http://127.0.0.1:{http.server_port}/")
         finally:
             server.stop(0).wait()
             http.shutdown()
     assert shown == ["Bearer ob_mine"] * 3
+    assert paths == ["/v1/answer"]  # though the address ends with a slash, as `openbook up` tells it
 
 
 def test_nobody_at_the_address_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +138,11 @@ def test_whoever_is_no_endpoint_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(SystemExit, match=f"^{address}: .*without response"):
             run("ask_http.py", "who?", "--server", address)
         caller.result()[0].close()
+
+
+def test_what_is_no_address_of_a_server_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"^InvalidConfig: .* = 'nope': must be host:port with a port of 1\.\.65535$"):
+        run("publish.py", str(tmp_path), "nope")
 
 
 @pytest.mark.parametrize("name", ["build_and_search.py", "publish.py"])

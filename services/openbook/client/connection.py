@@ -6,6 +6,8 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from numbers import Real
+from os import PathLike
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypedDict
@@ -92,11 +94,18 @@ class Connection:
     retries: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.timeout_s <= MAX_TIMEOUT_S:  # also refuses NaN
-            raise InvalidConfig(f"timeout_s must be above 0, at most {MAX_TIMEOUT_S:g}, got {self.timeout_s}")
+        if not (_is_number(self.timeout_s) and 0 < self.timeout_s <= MAX_TIMEOUT_S):  # also refuses NaN
+            raise InvalidConfig(f"timeout_s must be above 0, at most {MAX_TIMEOUT_S:g}, got {self.timeout_s!r:.80}")
+        if not isinstance(self.api_key, str | None):
+            raise InvalidConfig(f"api_key must be text, got {type(self.api_key).__name__}")
         bearer(self.api_key)
-        if not is_address(self.address):
-            raise InvalidConfig(f"address {EXPECTED}, got {self.address!r}")
+        if not (isinstance(self.address, str) and is_address(self.address)):
+            raise InvalidConfig(f"address {EXPECTED}, got {self.address!r:.300}")
+        for name in ("tls_ca", "tls_cert", "tls_key"):
+            if not isinstance(path := getattr(self, name), str | PathLike | None) or path == "":
+                raise InvalidConfig(f"{name} must be the path of a file, or None, got {path!r:.80}")
+        if self.retries not in (True, False):
+            raise InvalidConfig(f"retries must be True or False, got {self.retries!r:.80}")
         if (self.tls_cert is None) != (self.tls_key is None) or (self.tls_cert and not (self.tls or self.tls_ca)):
             raise InvalidConfig("tls_cert and tls_key must be given together, and tls_ca or tls with them")
 
@@ -139,6 +148,10 @@ class Connection:
             "timeout": self.timeout_s + GRACE_S,
             "metadata": (("authorization", shown),) if shown else (),
         }
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _listens(host: str, port: int) -> bool:

@@ -86,11 +86,15 @@ def request(kind: type[R], question: str, timeout_s: float, options: Mapping[str
 
 
 def _set(message: Any, name: str, value: Any) -> None:
+    if (field := message.DESCRIPTOR.fields_by_name.get(name)) is None:
+        raise InvalidRequest(f"there is no option {name!r} here")
     try:
+        if isinstance(value, bool) and field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
+            raise TypeError("protobuf takes it for a number")
+        if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL and value not in (True, False):
+            raise TypeError("protobuf takes any whole number for one")
         message.MergeFrom(type(message)(**{name: value}))  # unlike setattr it fills repeated fields too
     except (TypeError, ValueError, OverflowError):
-        if (field := message.DESCRIPTOR.fields_by_name.get(name)) is None:
-            raise InvalidRequest(f"there is no option {name!r} here") from None
         which = f"each of {name}" if name in LISTS else name
         raise InvalidRequest(f"{which} must be {HOLDS[field.cpp_type]}, got {value!r:.100}") from None
 

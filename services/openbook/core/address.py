@@ -3,7 +3,7 @@
 import re
 
 EXPECTED = "must be host:port with a port of 1..65535"
-HOST_AND_PORT = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s:\[\]]+):([0-9]{1,5})")
+HOST_AND_PORT = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]|[^\s:\[\]\ud800-\udfff]+):([0-9]{1,5})")
 
 
 def address_of(host: str, port: int) -> str:

@@ -1,6 +1,7 @@
 """Bodies are read in full, within limits, before the application hears of a request."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -217,6 +218,11 @@ def test_what_is_no_text_is_refused() -> None:
         status, error = await caller.hears()
         assert status == 400
         assert "UTF-8" in error["detail"]
+        caller = Caller(BufferedBodies(echo), headers={"content-encoding": "gzip"})
+        caller.sends(gzip.compress(b"{}"))
+        told = "body must be JSON in UTF-8: it is sent with Content-Encoding: gzip, which is not read"
+        status, error = await caller.hears()
+        assert (status, error["detail"]) == (400, told)
 
     run(scenario)
 

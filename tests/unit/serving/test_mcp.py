@@ -18,7 +18,7 @@ import pytest
 from certificates import tls_files
 from mcp import Client, MCPError
 from mcp.client.stdio import StdioServerParameters
-from mcp_types import CallToolResult, TextContent, ToolListChangedNotification
+from mcp_types import INVALID_REQUEST, PARSE_ERROR, CallToolResult, TextContent, ToolListChangedNotification
 from small_endpoint import PASSAGES, QUESTION, on_a_port, request, service
 
 from openbook import __version__, mcp_stdio
@@ -59,6 +59,16 @@ def over_stdio(url: str, *options: str) -> StdioServerParameters:
     return StdioServerParameters(
         command=sys.executable, args=["-m", "openbook.cli", "mcp", "--server", url, *options], env=dict(os.environ)
     )
+
+
+PARAMS = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+
+
+def bridged(url: str, lines: str) -> str:
+    """What the bridge says to them, until their end."""
+    started = over_stdio(url)
+    how: dict[str, Any] = {"env": started.env, "capture_output": True, "text": True, "check": True, "timeout": 60}
+    return subprocess.run([started.command, *started.args], input=lines, **how).stdout
 
 
 def use(server: Any, how: Callable[[Client], Awaitable[None]], mode: str = "auto") -> None:
@@ -121,8 +131,7 @@ def test_the_tools_work_over_standard_input_and_output(url: str) -> None:
 
 
 def test_ctrl_c_ends_the_bridge_though_its_input_goes_on(url: str) -> None:
-    params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
-    begin = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+    begin = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": PARAMS}
     started = over_stdio(url)
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([started.command, *started.args], env=started.env, **pipes) as bridge:
@@ -207,18 +216,26 @@ def test_what_was_asked_before_the_input_ended_is_answered(url: str) -> None:
     begin = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
     asked = [{**CALL, "id": id, "params": {"name": "search", "arguments": {"query": QUESTION}}} for id in range(2, 9)]
     cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 8}}
-    started = over_stdio(url)
-    done = subprocess.run(
-        [started.command, *started.args],
-        env=started.env,
-        input="".join(f"{json.dumps(each)}\n" for each in [begin, *asked, cancel]),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    answers = {answer["id"]: answer.get("result") for answer in map(json.loads, done.stdout.splitlines())}
+    said = bridged(url, "".join(f"{json.dumps(each)}\n" for each in [begin, *asked, cancel]))
+    answers = {answer["id"]: answer.get("result") for answer in map(json.loads, said.splitlines())}
     assert {id for id, result in answers.items() if result and not result.get("isError")} >= set(range(1, 8))
+
+
+def test_a_line_that_is_no_message_is_told_so_and_the_next_is_answered(url: str) -> None:
+    begin = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": PARAMS}
+    lines = ["{", "", " ", "[]", r'{"jsonrpc": "2.0", "id": 2, "method": "\ud800"}', json.dumps(begin), '{"id']
+    answers = [*map(json.loads, bridged(url, "\n".join(lines)).splitlines())]
+    told = [each["error"]["code"] for each in answers if each["id"] is None]
+    assert told == [PARSE_ERROR, INVALID_REQUEST, PARSE_ERROR, PARSE_ERROR]
+    assert [each["id"] for each in answers if "result" in each] == [1]
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:9000", "", "ftp://a", "http://", "http://a:99999", "http://a:b", "http://[::1", "http://a\n"]
+)
+def test_an_address_at_which_nobody_can_ever_be_is_refused(url: str) -> None:
+    with pytest.raises(InvalidConfig, match=r"^--server must be http://host:port or https://host:port, got "):
+        mcp_stdio.run(url)
 
 
 @pytest.mark.parametrize("path", ["/", "/mcp", "/mcp/"])

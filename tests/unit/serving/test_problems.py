@@ -40,7 +40,34 @@ def test_a_number_of_too_many_digits_is_told_by_its_field_and_limit() -> None:
         told = said.json().get("detail") or said.json()["error"]["message"]
         assert (said.status_code, told) == (400, f"{field} must have at most 4300 digits, got 5000")
     unread = request("POST", "/v1/answer", content=f"[{'9' * 5000}, {'[' * 100_000}", headers=headers).json()
-    assert unread["detail"] == "/v1/answer: There was an error parsing the body"
+    assert unread["detail"] == "body must be JSON of fewer brackets within each other"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/v1/answer", {"passages": ["a"]}, "passages.0 must be a JSON object, got 'a'"),
+        ("/v1/answer", {"passages": [{"text": ""}]}, "passages[0].text must have 1..10000 characters, got none"),
+        ("/v1/answer", {"labels": "yes"}, "labels must be a list, got 'yes'"),
+        ("/v1/answer", {"temperature": "1"}, "temperature: Input should be a valid number, got '1'"),
+        ("/v1/retrieve", {"timeout_s": True}, "timeout_s: Input should be a valid number, got True"),
+        ("/v1/chat/completions", {"stream": "yes"}, "stream: Input should be a valid boolean, got 'yes'"),
+        ("/v1/chat/completions", {"top_p": "1"}, "top_p: Input should be a valid number, got '1'"),
+        ("/v1/chat/completions", {"messages": ["a"]}, "messages.0 must be a JSON object, got 'a'"),
+        ("/v1/chat/completions", {"passages": ["a"]}, "passages.0 must be a JSON object, got 'a'"),
+        ("/v1/answer/batch", {"requests": ["a"]}, "body must be a JSON object, sent as application/json, got 'a'"),
+    ],
+    ids=str,
+)
+def test_what_is_of_another_kind_is_told_by_its_place(path: str, body: Any, told: str) -> None:
+    if path.endswith("completions"):
+        body = {"model": "openbook", "messages": [{"role": "user", "content": "who"}], **body}
+    elif "requests" not in body:
+        body = {"question": "who", **body}
+    said = request("POST", path, json=body).json()
+    if "results" in said:
+        said = said["results"][0]["error"]
+    assert (said.get("detail") or said["error"]["message"]) == told
 
 
 @pytest.mark.parametrize(

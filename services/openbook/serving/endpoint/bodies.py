@@ -116,7 +116,9 @@ class BufferedBodies:
         try:
             body.decode()
         except UnicodeDecodeError as error:
-            raise InvalidRequest(f"body must be JSON in UTF-8: {error}") from None
+            encoding = dict(scope["headers"]).get(b"content-encoding", b"").decode("latin-1")
+            why = f"it is sent with Content-Encoding: {encoding:.40}, which is not read" if encoding else str(error)
+            raise InvalidRequest(f"body must be JSON in UTF-8: {why}") from None
         return body
 
     @contextmanager

@@ -198,13 +198,15 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     return error_reply(request, InvalidRequest(describe(named)))
 
 
-def _too_long(body: bytes) -> str:
-    """Which number of a body has more digits than are read; empty if none."""
+def _unread(body: bytes) -> str:
+    """Why the JSON parser gave a body up; empty if nobody knows."""
     try:
         read_json(body)
     except LongNumber as error:
         return str(error)
-    except (ValueError, RecursionError):
+    except RecursionError:
+        return "body must be JSON of fewer brackets within each other"
+    except ValueError:
         pass
     return ""
 
@@ -214,8 +216,8 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.url.path}: {error.detail}"
     if error.status_code == 400:
-        gave_up = isinstance(error.__cause__, ValueError)  # once all of the body was there
-        return error_reply(request, InvalidRequest((gave_up and _too_long(await request.body())) or message))
+        gave_up = isinstance(error.__cause__, ValueError | RecursionError)  # once all of the body was there
+        return error_reply(request, InvalidRequest((gave_up and _unread(await request.body())) or message))
     code = {404: "NOT_FOUND", 405: "UNIMPLEMENTED"}.get(error.status_code, "INVALID_ARGUMENT")
     reply = status_reply(request, error.status_code, message, code)
     reply.headers.update(error.headers or {})  # Allow

@@ -41,7 +41,7 @@ from openbook.serving.endpoint.asked import asked
 from openbook.serving.endpoint.guard import identified
 from openbook.serving.endpoint.openapi import CALL_OF_A_TOOL
 from openbook.serving.endpoint.schemas import AnswerRequest, PassageRequest, RetrieveRequest
-from openbook.serving.endpoint.sent import Sent, Whole32, parsed
+from openbook.serving.endpoint.sent import Real, Sent, Whole32, parsed
 from openbook.serving.endpoint.service import AnswerService
 from openbook.serving.endpoint.urls import url_of
 
@@ -76,10 +76,10 @@ class Ask(Sent):
         Field(description="The answer is the most probable of these."),
     ] = None
     min_probability: Annotated[
-        float | None, Field(description="0 to 1: rather no answer than one less probable than this.")
+        Real | None, Field(description="0 to 1: rather no answer than one less probable than this.")
     ] = None
     min_confidence: Annotated[
-        float | None, Field(description="0 to 1: rather no answer than one that is right with less probability.")
+        Real | None, Field(description="0 to 1: rather no answer than one that is right with less probability.")
     ] = None
 
 

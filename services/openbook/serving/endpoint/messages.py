@@ -40,7 +40,7 @@ def request_from_proto(kind: type[R], message: Message, max_passages: int) -> R:
         InvalidRequest: an enum has a value of no name here, or there are more passages than so many, or more labels or
             passages to leave out than there may be.
     """
-    values: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
+    values = _given(message, question="")
     for name, (_, enum) in wire.ENUMS.items():
         if (number := values.get(name)) is not None:
             known = enum.values()
@@ -53,13 +53,18 @@ def request_from_proto(kind: type[R], message: Message, max_passages: int) -> R:
     if len(labels := values.get("labels", ())) > MAX_LABELS:
         check_labels(labels)
     if passages := values.get("passages"):
-        values["passages"] = [{field.name: value for field, value in each.ListFields()} for each in passages]
-    return parsed(kind, {"question": "", **values})
+        values["passages"] = [_given(each, text="") for each in passages]
+    return parsed(kind, values)
 
 
 def passage_request_from_proto(message: answer_pb2.PassageRequest) -> PassageRequest:
     """Fields that the message leaves out stay open. Raises InvalidRequest."""
-    return parsed(PassageRequest, {"id": "", **{field.name: value for field, value in message.ListFields()}})
+    return parsed(PassageRequest, _given(message, id=""))
+
+
+def _given(message: Message, **needed: str) -> dict[str, Any]:
+    """What it holds. An empty text is not on the wire, but what is needed is there, empty."""
+    return {**needed, **{field.name: value for field, value in message.ListFields()}}
 
 
 def excerpt_to_proto(excerpt: Excerpt) -> answer_pb2.Excerpt:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from openbook.core.passages import MAX_AROUND
 from openbook.core.types import Decoding, Formulation, RetrieverKind, Token
 from openbook.rag.answer import Answer, Event, Retrieval
-from openbook.serving.endpoint.sent import Sent, Whole32, Whole64
+from openbook.serving.endpoint.sent import Flag, Real, Sent, Whole32, Whole64
 
 
 class OwnPassageIn(Sent):
@@ -27,10 +27,10 @@ class RetrieveRequest(Sent):
 
     question: str
     k: Annotated[Whole32 | None, Field(description="Passages to retrieve.")] = None
-    timeout_s: Annotated[float | None, Field(description="Time within which the answer is worth having.")] = None
+    timeout_s: Annotated[Real | None, Field(description="Time within which the answer is worth having.")] = None
     request_id: Annotated[str, Field(description="Returned, and written in the logs; made up if empty.")] = ""
     min_coverage: Annotated[
-        float | None, Field(description="Answer if this share of the passages can be searched; 1 is all or nothing.")
+        Real | None, Field(description="Answer if this share of the passages can be searched; 1 is all or nothing.")
     ] = None
     nprobe: Annotated[Whole32 | None, Field(description="IVF: cells looked at.")] = None
     ef_search: Annotated[Whole32 | None, Field(description="HNSW: candidates kept.")] = None
@@ -39,7 +39,7 @@ class RetrieveRequest(Sent):
         RetrieverKind | None, Field(description="Who finds the passages: the query, the question's words, or both.")
     ] = None
     bm25_weight: Annotated[
-        float | None,
+        Real | None,
         Field(description="Hybrid alone: the score is dense + so much of BM25's; left out, the ranks of both decide."),
     ] = None
     without: Annotated[
@@ -60,10 +60,10 @@ class AnswerRequest(RetrieveRequest):
     n_beams: Annotated[Whole32 | None, Field(description="1 is greedy.")] = None
     max_new_tokens: Whole32 | None = None
     min_new_tokens: Whole32 | None = None
-    length_penalty: float | None = None
-    early_stopping: Annotated[bool | None, Field(strict=True)] = None
-    temperature: Annotated[float | None, Field(description="Above 0 tokens are sampled, without beams.")] = None
-    top_p: Annotated[float | None, Field(description="Sample from the tokens that hold so much together.")] = None
+    length_penalty: Real | None = None
+    early_stopping: Flag | None = None
+    temperature: Annotated[Real | None, Field(description="Above 0 tokens are sampled, without beams.")] = None
+    top_p: Annotated[Real | None, Field(description="Sample from the tokens that hold so much together.")] = None
     seed: Annotated[Whole64 | None, Field(description="Equal seeds give equal answers.")] = None
     labels: Annotated[
         Annotated[tuple[str, ...], Field(fail_fast=True)] | None,
@@ -73,11 +73,9 @@ class AnswerRequest(RetrieveRequest):
     follow: Annotated[
         Whole32 | None, Field(description="RAG-Token, one by one: look for passages again after so many tokens.")
     ] = None
-    tokens: Annotated[
-        bool | None, Field(strict=True, description="Report each token with its passages, and citations.")
-    ] = None
-    min_probability: Annotated[float | None, Field(description="Hold answers below it back.")] = None
-    min_confidence: Annotated[float | None, Field(description="Hold answers of less confidence back.")] = None
+    tokens: Annotated[Flag | None, Field(description="Report each token with its passages, and citations.")] = None
+    min_probability: Annotated[Real | None, Field(description="Hold answers below it back.")] = None
+    min_confidence: Annotated[Real | None, Field(description="Hold answers of less confidence back.")] = None
 
 
 class PassageRequest(Sent):
@@ -86,7 +84,7 @@ class PassageRequest(Sent):
     id: Annotated[str, Field(description="A lasting id, or the number that an answer gives.")]
     around: Annotated[Whole32 | None, Field(description="So many before it, and behind, in its document.")] = None
     snapshot_id: Annotated[str, Field(description="Of the number; the current one if empty.")] = ""
-    timeout_s: float | None = None
+    timeout_s: Real | None = None
     request_id: str = ""
 
 

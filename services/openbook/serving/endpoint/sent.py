@@ -11,6 +11,8 @@ from openbook.errors import InvalidRequest
 # What protobuf holds. Without limits of their own, numbers of any length would be read, and told back in messages.
 Whole32 = Annotated[int, Field(strict=True, ge=-(1 << 32), lt=1 << 32)]
 Whole64 = Annotated[int, Field(strict=True, ge=-(1 << 64), lt=1 << 64)]
+Real = Annotated[float, Field(strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
 
 MAX_TOLD = 10
 """Problems of one request: a body of 1 MB may have half a million."""
@@ -60,8 +62,11 @@ def _describe_one(problem: Mapping[str, Any]) -> str:
             message = f"{name} is missing"
         case "json_invalid":
             message = f"body must be JSON: {problem.get('ctx', {}).get('error', 'it is not')} at character {name}"
-        case "model_attributes_type":
-            message = f"body must be a JSON object, sent as application/json, got {value}"
+        case "model_attributes_type" | "model_type":
+            sent_as = "" if path else ", sent as application/json"
+            message = f"{name} must be a JSON object{sent_as}, got {value}"
+        case "tuple_type":
+            message = f"{name} must be a list, got {value}"
         case "string_unicode":
             message = f"{name} must be UTF-8 text, got {value}"
         case _:

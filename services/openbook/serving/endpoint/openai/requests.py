@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from openbook.errors import InvalidRequest
 from openbook.serving.endpoint.openai_errors import Refused
 from openbook.serving.endpoint.schemas import AnswerRequest
-from openbook.serving.endpoint.sent import Sent, Whole32, Whole64, parsed
+from openbook.serving.endpoint.sent import Flag, Real, Sent, Whole32, Whole64, parsed
 
 OURS = {
     "max_tokens": "max_new_tokens",
@@ -74,7 +74,7 @@ class StreamOptions(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    include_usage: Annotated[bool, Field(description="Before the end a chunk with the usage.")] = False
+    include_usage: Annotated[Flag, Field(description="Before the end a chunk with the usage.")] = False
 
 
 class ChatRequest(BaseModel):
@@ -88,12 +88,12 @@ class ChatRequest(BaseModel):
     messages: Annotated[list[Message], Field(fail_fast=True, description="The last one of the user's is the question.")]
     max_completion_tokens: Annotated[Whole32 | None, Field(description="`max_new_tokens`.")] = None
     max_tokens: Annotated[Whole32 | None, Field(description="As max_completion_tokens, which wins.")] = None
-    temperature: Annotated[float | None, Field(description="Above 0 tokens are sampled, without beams.")] = None
-    top_p: Annotated[float | None, Field(description="Sample from the tokens that hold so much together.")] = None
+    temperature: Annotated[Real | None, Field(description="Above 0 tokens are sampled, without beams.")] = None
+    top_p: Annotated[Real | None, Field(description="Sample from the tokens that hold so much together.")] = None
     seed: Whole64 | None = None
     n: Annotated[Whole32 | None, Field(description="`n_answers`: at most n_beams, or so many samples.")] = None
-    logprobs: bool | None = None
-    stream: bool | None = None
+    logprobs: Flag | None = None
+    stream: Flag | None = None
     stream_options: StreamOptions | None = None
 
     @property
@@ -160,7 +160,7 @@ class EmbeddingsRequest(Sent):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[Whole32 | None, Field(description="None but the encoder's own can be had.")] = None
     user: str | None = None
-    timeout_s: Annotated[float | None, Field(description="Time within which they are worth having.")] = None
+    timeout_s: Annotated[Real | None, Field(description="Time within which they are worth having.")] = None
 
     @property
     def texts(self) -> tuple[str, ...]:
