@@ -143,7 +143,7 @@ class Turns(Generic[Item]):
         return account.given <= self._share and not account.waiting
 
     def _excess(self, newcomer: Item) -> list[Item]:
-        accounts = [account for account in self._accounts.values() if account.waiting]
+        accounts = list(self._accounts.values())
         sizes = [account.size for account in accounts]
         gone = set(self._begun)
         refused = []

@@ -176,17 +176,25 @@ def test_nor_does_he_where_nobody_else_waits() -> None:
     assert given["newcomer"] >= 5
 
 
-def test_who_asks_and_goes_again_changes_nothing_by_doing_so_once_more() -> None:
+@pytest.mark.parametrize("n_others", [2, 3])
+def test_who_asks_and_goes_again_changes_nothing_by_doing_so_once_more(n_others: int) -> None:
     turns: Turns[str] = Turns(10_000)
     turns.put("waits", "for a place", 10)
     for n in range(100):
-        turns.put("a", f"a {n}", 10)
-        turns.put("b", f"b {n}", 10)
+        for caller in "abc"[:n_others]:
+            turns.put(caller, f"{caller} {n}", 10)
         turns.give(f"a {n}")
-    seen = []
+
+    def behind() -> float:
+        """How far those who wait are, on average, behind the share."""
+        given = [each.given for each in turns._accounts.values() if each.waiting]
+        return turns._share - sum(given) / len(given)
+
+    before, seen = behind(), []
     for n in range(3):
         turns.put("waits", f"gone {n}", 10)
         turns.remove(f"gone {n}")
+        assert behind() == pytest.approx(before)
         seen.append((turns._share, [each.given for each in turns._accounts.values()]))
     assert seen[0] == seen[1] == seen[2]
 
@@ -216,6 +224,7 @@ def test_something_large_is_given_in_parts_and_others_come_between() -> None:
     turns.put("little", "little", 1)
     assert list(turns.in_order(AT_ONCE)) == ["little", "much"]
     assert turns.size == 100 - AT_ONCE + 1
+    assert turns.waiting("much") == 100 - AT_ONCE
     for i in range(2):
         turns.put("little", f"little {i}", AT_ONCE)
     assert list(turns.in_order(AT_ONCE)) == ["little", "much", "little 0", "little 1"]
@@ -284,6 +293,7 @@ def test_nothing_is_lost_or_given_twice_and_each_caller_keeps_his_order(actions:
         refused.update(gone)
         assert turns.size <= 60 or len(turns) == 1
         assert turns.size == sum(size for item, size in sizes.items() if item not in refused)
+        assert turns.waiting(caller) == sum(sizes[each] for each in put[caller] if each not in refused)
     while turns:
         give()
     for caller, items in put.items():
@@ -333,3 +343,4 @@ def test_what_passes_by_counts_as_if_it_had_been_put_and_given(steps: list[tuple
                 after.put("ab"[i % 2], f"{i}", 1)
             told.append([give_next(after) for _ in range(40)])
         assert told[0] == told[1]
+        assert passing._accounts.keys() == waiting._accounts.keys(), "nobody is remembered for longer"

@@ -17,7 +17,7 @@ NEVER = Context()
 
 
 class Worker:
-    """A model that doubles numbers and that the test can hold back. Refuses negative numbers, breaks at 13.
+    """A model that doubles numbers and that the test can hold back. Refuses negative numbers, breaks at 13 and 14.
 
     Looks at its check once, after it was held back.
     """
@@ -42,6 +42,8 @@ class Worker:
             raise
         if 13 in items:
             raise RuntimeError("13")
+        if 14 in items:
+            raise StopIteration("14")
         for item in items:
             if item < 0:
                 raise InvalidRequest(f"item must be 0.., got {item}")
@@ -199,14 +201,15 @@ def test_who_lost_his_place_to_others_hears_it_when_he_comes() -> None:
     assert run(test, max_queue=2).batches == [[1], [2]]
 
 
-def test_only_equal_keys_share_a_batch_and_none_starves() -> None:
+@pytest.mark.parametrize("options", [{}, {"kind": lambda key: "of all keys"}])
+def test_only_equal_keys_share_a_batch_and_none_starves(options: dict[str, object]) -> None:
     async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
         first = await busy(worker, batcher)
         others = await waiting(batcher, 1, 2, 3, 4, 5)
         worker.go.set()
         assert await asyncio.gather(first, *others) == [0, 2, 4, 6, 8, 10]
 
-    worker = run(test, key=lambda item: item % 2)
+    worker = run(test, key=lambda item: item % 2, **options)
     assert worker.batches == [[0], [1, 3, 5], [2, 4]]
 
 
@@ -324,8 +327,9 @@ def test_one_bad_item_does_not_fail_its_neighbours() -> None:
 
 def test_a_broken_model_fails_its_batch_and_serves_the_next() -> None:
     async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
-        with pytest.raises(RuntimeError, match="13"):
-            await batcher.submit(13, NEVER)
+        for broken, why in ((13, "13"), (14, r"doubler: StopIteration\('14'\)")):
+            with pytest.raises(RuntimeError, match=why):
+                await asyncio.wait_for(batcher.submit(broken, NEVER), 60)
         assert await batcher.submit(1, NEVER) == 2
 
     run(test)
@@ -361,13 +365,14 @@ def test_batches_run_between_the_steps_of_a_stream() -> None:
 
 
 def test_closing_a_stream_closes_its_source_and_frees_its_place() -> None:
-    closed = threading.Event()
+    closed, closed_by = threading.Event(), set[int]()
 
     def forever(check: Check) -> Iterator[int]:
         try:
             while True:
                 yield 1
         finally:
+            closed_by.add(threading.get_ident())
             closed.set()
 
     async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
@@ -379,7 +384,7 @@ def test_closing_a_stream_closes_its_source_and_frees_its_place() -> None:
         assert await asyncio.to_thread(closed.wait, 60)
         assert await batcher.submit(1, NEVER) == 2
 
-    run(test, max_queue=1)
+    assert run(test, max_queue=1).threads == closed_by
 
 
 def test_a_stream_that_waits_for_a_place_begins_when_another_one_ends() -> None:
@@ -394,6 +399,24 @@ def test_a_stream_that_waits_for_a_place_begins_when_another_one_ends() -> None:
         assert [part async for part in first] == [2]
         async with asyncio.timeout(60):
             assert await second == [3]
+
+    run(test, max_batch=1)
+
+
+def test_a_stream_whose_caller_goes_at_the_moment_of_its_turn_leaves_it_to_the_next() -> None:
+    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
+        async def listen(n: int) -> list[int]:
+            return [part async for part in batcher.stream(lambda check: iter([n]), NEVER)]
+
+        first = batcher.stream(lambda check: iter([1, 2]), NEVER)
+        assert await anext(first) == 1
+        gone, other = (asyncio.create_task(listen(n)) for n in (3, 4))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await first.aclose()  # type: ignore[attr-defined]
+        async with asyncio.timeout(60):
+            assert await other == [4]
+        assert gone.cancelled()
 
     run(test, max_batch=1)
 
@@ -519,13 +542,14 @@ def test_a_stream_waits_for_a_busy_worker_no_longer_than_its_deadline() -> None:
     run(test)
 
 
-def test_closing_lets_nobody_wait_for_ever() -> None:
+def test_closing_ends_the_thread_and_lets_nobody_wait_for_ever() -> None:
     async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
         first = await busy(worker, batcher)
         (other,) = await waiting(batcher, 1)
         closing = asyncio.create_task(batcher.aclose())
         worker.go.set()
         await closing
+        assert not worker.threads & {thread.ident for thread in threading.enumerate()}
         results = await asyncio.gather(first, other, return_exceptions=True)
         assert results[0] == 0
         assert isinstance(results[1], asyncio.CancelledError)

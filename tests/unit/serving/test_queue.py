@@ -232,6 +232,15 @@ def test_but_not_with_more_such_as_one_that_asks_for_much() -> None:
     assert desk.clock() == 31
 
 
+def test_of_those_who_ask_for_different_work_the_middle_one_counts_so_often() -> None:
+    desk = Desk(start_s=4, max_work=10)
+    for work in (1, 5):
+        desk.enter(work=work)
+    # Two batches of 10 / (11 / 3), which is 2.7: 2 * 4 s, and 11 for these three, and 5 for each of 2.5 more.
+    with pytest.raises(Overloaded, match=r"would be done in 39\.1 s"):
+        desk.enter(timeout_s=39, work=5)
+
+
 def test_who_is_due_soon_does_not_keep_all_others_waiting_for_a_batch_of_few() -> None:
     def taken(n_others: int, timeout_s: float, came_before_s: float = 0.0) -> tuple[int, list[str]]:
         desk = Desk(start_s=8, max_batch=8)
@@ -303,6 +312,14 @@ def test_beside_a_long_batch_runs_what_is_short_and_other() -> None:
     desk.clock.advance(31)
     desk.enter(work=1)
     assert desk.queue.take(is_short=True)[0] == []
+
+
+def test_all_that_is_short_is_short_together() -> None:
+    desk = Desk(start_s=1, max_batch=8)
+    desk.enter(work=31, key="long")
+    desk.queue.begin(desk.queue.take()[0])  # of 32 s
+    short = [desk.enter() for _ in range(5)]
+    assert desk.queue.take(is_short=True)[0] == short[:3]  # 1 + 3
 
 
 def test_what_runs_beside_a_long_batch_is_not_refused_for_the_time_that_it_takes() -> None:
@@ -418,6 +435,27 @@ def test_who_has_had_less_than_those_whose_batch_is_under_way_goes_first() -> No
     desk.queue.end()
     desk.queue.begin([desk.question(caller="much", work=3)])
     assert goes_first("little"), "the others have gone on"
+
+
+def test_but_no_stream_does_which_has_its_half_of_the_time() -> None:
+    desk = Desk()
+    desk.queue.begin([desk.question(caller="much", key="long", work=320)])
+    desk.queue.leave(desk.enter(timeout_s=12.6, caller="little", work=10))
+    with pytest.raises(Overloaded, match=r"would be done in 25\.0 s"):
+        desk.queue.enter(desk.question(timeout_s=24.9, caller="little", work=10, stream=True))
+    desk.queue.enter(desk.question(timeout_s=25.1, caller="little", work=10, stream=True))
+
+
+@pytest.mark.parametrize("n_others", [1, 2])
+def test_of_ever_new_callers_one_after_the_other_only_some_go_first(n_others: int) -> None:
+    """They would have all the time, as a flood under ever new names would."""
+    desk = Desk(max_batch=4)
+    desk.queue.begin([desk.question(caller=str(n), work=6) for n in range(n_others)])
+    are_first = [desk.queue.begin([desk.question(caller=f"new {n}")], is_short=True) for n in range(99)]
+    n_first = 5 * (1 + n_others) + 1  # to where the others get, less what the last one asks for
+    assert are_first == [True] * n_first + [False] * (99 - n_first)
+    desk.queue.begin([desk.question(caller="0", work=6)])
+    assert desk.queue.begin([desk.question(caller="newcomer")], is_short=True), "as the others go on"
 
 
 def test_streams_count_among_what_is_had() -> None:

@@ -49,6 +49,9 @@ def test_a_batch_that_begins_waits_for_what_the_one_before_let_past_and_for_noth
     under_way.end()
     under_way.end()
     assert not under_way
+    under_way.let_past(5)  # the last of several, each alone
+    clock.advance(1)
+    assert under_way.left_s == 4
 
 
 def test_others_wait_as_much_longer_as_time_goes_to_who_comes_before_them() -> None:
@@ -100,6 +103,18 @@ def test_who_comes_has_a_bounded_claim_to_what_he_left_to_others_and_no_debt_for
     assert shares.end("third") == shares.end("newcomer") - CREDIT_S
     shares.begin(["third"])
     assert shares.end("third") == shares.end("newcomer") - CREDIT_S, "nobody gets back"
+
+
+def test_who_comes_begins_later_for_what_goes_first_and_not_behind_those_who_wait_for_it() -> None:
+    shares = Shares()
+    shares.begin(["much", "more"])
+    shares.give("much", 4)
+    shares.give("more", 8)
+    for seconds, behind_s in ((6, 2), (3, 1), (99, 0), (99, 0)):
+        shares.goes_first(seconds, {"much", "more"})
+        assert shares.end("newcomer") == shares.end("much") - behind_s
+    shares.goes_first(1, ())
+    assert shares.end("newcomer") == shares.end("much"), "nobody waits"
 
 
 def test_of_callers_with_ever_new_names_so_many_are_told_apart_who_got_furthest() -> None:

@@ -239,7 +239,7 @@ def turns(n_long: int, *between: str) -> list[str]:
         task = asyncio.create_task(worker.run(long))
         await asyncio.to_thread(begun.wait)
         past = [
-            asyncio.create_task(worker.run_between(lambda _, name=name: step(name), name == "first"))
+            asyncio.create_task(worker.run_between(lambda _, name=name: step(name), *[True] * (name == "first")))
             for name in between
         ]
         await asyncio.sleep(0)
@@ -382,6 +382,21 @@ def test_a_replica_that_has_lost_its_gpu_is_ill_for_ever(
         for _ in range(2):
             with pytest.raises(ModelUnavailable, match=r"has lost its GPU: CUDA error: an illegal memory .*ed$"):
                 await healthy.check_health()
+
+    asyncio.run(main())
+
+
+def test_no_result_is_written_out_to_look_for_such_errors() -> None:
+    class Embedding:
+        def __repr__(self) -> str:
+            raise AssertionError("this takes longer than to compute it")
+
+    async def main() -> None:
+        batcher: Batcher[int, Embedding] = Batcher(
+            lambda items, check: [Embedding()], name="model", max_batch=4, max_queue=8
+        )
+        assert isinstance(await batcher.submit(0, NEVER), Embedding)
+        await batcher.aclose()
 
     asyncio.run(main())
 

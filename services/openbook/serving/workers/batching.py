@@ -150,8 +150,7 @@ class Batcher(Generic[Item, Result]):
                     yield part  # type: ignore[misc]  # only `end` is not a Part
         finally:
             is_closed = True
-            if is_whole or took_s:
-                self._queue.learn([asked], took_s, is_whole)
+            self._queue.learn([asked], took_s, is_whole)
             self._queue.leave(asked)
             self._go_on()
             # By the worker itself: a step may be running at this moment.
@@ -285,8 +284,8 @@ class Batcher(Generic[Item, Result]):
         try:
             check()  # the worker was busy with a stream, or this is one of several that run each alone
             results = self._handler([asked.item for asked in batch], check)
-        except Exception as error:
-            return error
+        except Exception as error:  # no future takes a StopIteration: its callers would wait for ever
+            return RuntimeError(f"{self._name}: {error!r}") if isinstance(error, StopIteration) else error
         if len(results) != len(batch):
             return RuntimeError(f"{self._name}: {len(batch)} items went in, {len(results)} results came out")
         return results

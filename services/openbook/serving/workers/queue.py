@@ -154,6 +154,8 @@ class Queue(Generic[W]):
         work = sum(each.work for each in batch)
         for each in batch:
             self._shares.give(each.context.caller, seconds * each.work / work)
+        if is_first:
+            self._shares.goes_first(seconds, {each.context.caller for each in self._under_way.batch})
         return is_first
 
     def _is_owed(self, batch: Sequence[W], seconds: float) -> bool:
@@ -178,7 +180,7 @@ class Queue(Generic[W]):
     def _check_in_time(self, newcomer: W) -> bool:
         """Raises Overloaded if it is not predicted to be ready in time, with those whose turn comes before. What runs
         beside the batch under way waits for no more than those who do so too, but has only a share of the time unless
-        it goes first.
+        it goes first, as no stream does.
 
         The only one of a kind not seen lately, or never, counts as no time: refused, it would never be seen. Returns
         whether it is one.
@@ -196,7 +198,8 @@ class Queue(Generic[W]):
         if runs_beside(newcomer):
             past = [each for each in first if runs_beside(each)]
             past_s = self._seconds_of(past, newcomer)
-            seconds = min(seconds, past_s if self._is_owed([newcomer], past_s) else past_s / SHARE_BETWEEN)
+            is_first = not newcomer.is_stream and self._is_owed([newcomer], past_s)
+            seconds = min(seconds, past_s if is_first else past_s / SHARE_BETWEEN)
         if SPARE * seconds > newcomer.remaining_s:
             due_s = f"{SPARE * seconds:.1f} s, and the deadline is in {newcomer.remaining_s:.1f} s"
             retry_after_s = SPARE * seconds - newcomer.remaining_s

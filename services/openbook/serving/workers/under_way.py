@@ -1,7 +1,7 @@
 """What a worker computes, until when, how much of its time goes to whom, and who is owed some. Pure."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Generic, TypeVar
 
 from openbook.core.deadline import Clock
@@ -21,8 +21,8 @@ W = TypeVar("W")
 class Shares:
     """How far each caller's share of the time has got, by start-time fair queueing (Goyal, Vin and Cheng, 1996).
 
-    Who comes begins CREDIT_S before the batch under way. So no more than that of what he left to others is a claim of
-    his, and what he had while nobody else wanted it no debt.
+    Who comes begins CREDIT_S before the batch under way, or later: see `goes_first`. So no more than that of what he
+    left to others is a claim of his, and what he had while nobody else wanted it no debt.
     """
 
     def __init__(self) -> None:
@@ -40,6 +40,13 @@ class Shares:
         """A batch of theirs does."""
         self._now = max(self._now, min(self.end(caller) for caller in callers))
         self._ends = {caller: end for caller, end in self._ends.items() if end > self._now - CREDIT_S}
+
+    def goes_first(self, seconds: float, others: Collection[str]) -> None:
+        """So many go before a batch of others. Who comes next begins later by an equal part of them, though no later
+        than these: else ever new callers, one after the other, would have all the time.
+        """
+        most = CREDIT_S + min((self.end(caller) for caller in others), default=-math.inf)
+        self._now = max(self._now, min(most, self._now + seconds / (1 + len(others))))
 
     def give(self, caller: str, seconds: float) -> None:
         """He has so many."""

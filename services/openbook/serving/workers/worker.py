@@ -101,9 +101,10 @@ def check_gpu() -> None:
 
 def _look_at(outcome: object) -> None:
     """Whether it is an error after which CUDA fails in this process for ever."""
-    is_torchs = type(outcome).__name__ == "AcceleratorError"  # by name: torch is not needed here
+    if type(outcome).__name__ != "AcceleratorError":  # by name: torch is not needed here
+        return  # no result is written out: of a batch of embeddings that would take longer than to compute it
     why = str(outcome).partition("\n")[0]
-    if is_torchs and FATAL.search(why) and not _GPU.lost_by:
+    if FATAL.search(why) and not _GPU.lost_by:
         _GPU.lost_by = why
         log.error("this replica has lost its GPU, and another one takes its place: %s", _GPU.lost_by)
 
