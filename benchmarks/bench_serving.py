@@ -232,7 +232,8 @@ def main() -> None:
     if "saturated" not in args.only and not args.peak:
         parser.error("without `saturated` among --only, --peak must say how many questions a second are the peak")
     args.out.mkdir(parents=True, exist_ok=True)
-    contexts, told = args.out / "contexts.jsonl", {"machine": platform.processor() or platform.machine()}
+    contexts = args.out / "contexts.jsonl"
+    told: dict[str, Any] = {"machine": platform.processor() or platform.machine()}
     table = Table(title="the endpoint under load, rates in questions/s, times in ms")
     for title in (
         "",
@@ -254,21 +255,20 @@ def main() -> None:
         remember_contexts(settings, contexts)
         if "saturated" in args.only:
             load(settings, 5, closed=CALLERS)
-            alone = []
             for name in SATURATED:
                 before = batches_computed(settings)
                 rows[name] = load(settings, args.seconds, closed=CALLERS, timeout_s=60)
                 after = batches_computed(settings)
                 sizes = {n: count - before.get(n, 0) for n, count in after.items() if count > before.get(n, 0)}
                 used, begun = processor_s(), time.perf_counter()
-                alone.append(bare(contexts, sizes, settings))
+                alone = bare(contexts, sizes, settings)
                 idle = (processor_s() - used) / (time.perf_counter() - begun)
-                share = rows[name].answered_rate / alone[-1]
+                share = rows[name].answered_rate / alone
+                told[name] = {"bare": alone, "batches": sizes, "idle_cores": idle, "share_of_bare": share}
                 console.print(
                     f"{name}: {rows[name].answered_rate:.2f}/s; the bare generators on the same batches ({sizes}) "
-                    f"{alone[-1]:.2f}/s, while the idle endpoint took {idle:.2f} of a core: {share:.3f} of them"
+                    f"{alone:.2f}/s, while the idle endpoint took {idle:.2f} of a core: {share:.3f} of them"
                 )
-            told |= {"bare": alone}
         peak = args.peak or mean(rows[name].answered_rate for name in SATURATED)
         if "seventy" in args.only:
             for name, arrivals in (("70 %", Arrivals.POISSON), ("70 %, evenly", Arrivals.CONSTANT)):

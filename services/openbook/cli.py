@@ -574,8 +574,7 @@ def evaluate(
     for said, is_said, without_use in (
         ("--retrieve", retrieve, generates),
         ("an evaluation without --retrieve", not retrieve, ("passages", "split")),
-        ("--gold", gold, ("retriever", "bm25_weight", "k")),
-        ("--closed-book", closed_book, ("retriever", "bm25_weight", "k")),
+        ("--gold" if gold else "--closed-book", gold or closed_book, ("retriever", "bm25_weight", "k")),
     ):
         if is_said:
             refuse_beside(said, context, without_use)
