@@ -1,8 +1,10 @@
 """What a good caller of an index server sees while others attack it, and what is left of them afterwards.
 
     python benchmarks/bench_attacks.py [--factory IVF256,SQ8] [--passages 50000] [--seconds 4] [--rounds 3]
+    python benchmarks/bench_attacks.py --endpoint SNAPSHOT [--seconds 30]
 
-One server, one good caller through IndexClient, and the attackers in a process of their own, at the lowest priority of
+One server, one good caller through IndexClient, or of the endpoint that `openbook up` starts in front of it, and the
+attackers in a process of their own, at the lowest priority of
 the operating system: they stand for other machines. As they take time of this one all the same, also beside a process
 that is busy and asks for nothing. Quiet, beside that and attacked in turn, within one run. Prints a table for each
 attack, with p99 as a multiple of both others', then threads, descriptors and memory of the server before and after all
@@ -11,9 +13,11 @@ of them, and one JSON line.
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import platform
+import random
 import signal
 import socket
 import subprocess
@@ -25,14 +29,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import grpc
 import numpy as np
+import psutil
+from bench_serving import system
 
+from openbook.client import Client
 from openbook.config import IndexServerSettings
 from openbook.core.context import Context
 from openbook.core.types import Float32, Passage, RetrievalSettings
@@ -40,11 +47,11 @@ from openbook.errors import OpenbookError
 from openbook.index.building.build import build_snapshot
 from openbook.index.client.client import IndexClient
 from openbook.index.connection import frame
+from openbook.loadtest.questions import embedded
 from openbook.v1 import index_pb2, index_pb2_grpc
 
 K = 10
 D = 768
-KINDS = ("search", "fetch", "info")
 TIMEOUT_S = 10.0
 WARM_S = 1.0
 TEXT = " ".join(["words"] * 100)
@@ -55,14 +62,14 @@ METHODS = (f"{SERVICE}/Info", f"{SERVICE}/Search", "/grpc.reflection.v1alpha.Ser
 # The attacks: each goes on until it is killed
 
 
-def busy(address: str, frames: index_pb2.Frames) -> None:
+def busy(address: str, index: index_pb2.InfoResponse) -> None:
     """No attack, and as busy as an attacker."""
     numbers = np.ones((500, 500), np.float32)
     while True:
         numbers = np.tanh(numbers @ numbers)
 
 
-def idle_calls(address: str, frames: index_pb2.Frames) -> None:
+def idle_calls(address: str, index: index_pb2.InfoResponse) -> None:
     """300 calls whose message never comes, begun anew as they are cancelled."""
     over = threading.Event()
 
@@ -79,12 +86,12 @@ def idle_calls(address: str, frames: index_pb2.Frames) -> None:
         time.sleep(0.01)
 
 
-def leave_refused(address: str, frames: index_pb2.Frames) -> None:
+def leave_refused(address: str, index: index_pb2.InfoResponse) -> None:
     """Pipeline until refused, and leave, again and again."""
-    call = index_pb2.Call(search={"queries": {"rows": 256, "columns": D}, "k": 1000})
-    data = np.ones((256, D), np.float32).tobytes()
+    call = index_pb2.Call(search={"queries": {"rows": 256, "columns": index.dimension}, "k": 1000})
+    data = np.ones((256, index.dimension), np.float32).tobytes()
     while True:
-        connection = connect(frames)
+        connection = connect(index.frames)
         with suppress(OSError):
             connection.settimeout(0.5)
             for call.number in range(1, 100):
@@ -92,40 +99,44 @@ def leave_refused(address: str, frames: index_pb2.Frames) -> None:
         connection.close()
 
 
-def idle_connections(address: str, frames: index_pb2.Frames) -> None:
+def idle_connections(address: str, index: index_pb2.InfoResponse) -> None:
     """64 connections with the key and as many newcomers without, begun anew ten times a second."""
     known: list[socket.socket] = []
     strangers: list[socket.socket] = []
     while True:
         known, strangers = known[-58:], strangers[-58:]  # what is dropped is closed
         for _ in range(6):
-            known.append(connect(frames))
-            strangers.append(socket.create_connection(("127.0.0.1", frames.port)))
+            known.append(connect(index.frames))
+            strangers.append(socket.create_connection(("127.0.0.1", index.frames.port)))
         time.sleep(0.1)
 
 
-def pipelined_searches(address: str, frames: index_pb2.Frames) -> None:
+def pipelined_searches(address: str, index: index_pb2.InfoResponse) -> None:
     """256 rows each, as many as the server reads."""
-    queries = np.random.default_rng(1).standard_normal((256, D)).astype(np.float32)
-    pipeline(frames, index_pb2.Call(search={"queries": {"rows": 256, "columns": D}, "k": K}), queries.tobytes())
+    queries = np.random.default_rng(1).standard_normal((256, index.dimension)).astype(np.float32)
+    pipeline(
+        index, index_pb2.Call(search={"queries": {"rows": 256, "columns": index.dimension}, "k": K}), queries.tobytes()
+    )
 
 
-def small_searches(address: str, frames: index_pb2.Frames) -> None:
+def small_searches(address: str, index: index_pb2.InfoResponse) -> None:
     """Of one row each, as many as the server reads."""
-    query = np.random.default_rng(1).standard_normal((1, D)).astype(np.float32)
-    pipeline(frames, index_pb2.Call(search={"queries": {"rows": 1, "columns": D}, "k": K}), query.tobytes())
+    query = np.random.default_rng(1).standard_normal((1, index.dimension)).astype(np.float32)
+    pipeline(
+        index, index_pb2.Call(search={"queries": {"rows": 1, "columns": index.dimension}, "k": K}), query.tobytes()
+    )
 
 
-def fetches(address: str, frames: index_pb2.Frames) -> None:
+def fetches(address: str, index: index_pb2.InfoResponse) -> None:
     """Of 1024 passages with vectors, as many as the server reads."""
-    pipeline(frames, index_pb2.Call(fetch=index_pb2.FetchRequest(ids=range(1024), with_vectors=True)), b"")
+    pipeline(index, index_pb2.Call(fetch=index_pb2.FetchRequest(ids=range(1024), with_vectors=True)), b"")
 
 
-def unread_fetches(address: str, frames: index_pb2.Frames) -> None:
+def unread_fetches(address: str, index: index_pb2.InfoResponse) -> None:
     """The same, and the replies are never read, on connections that begin anew."""
     call = index_pb2.Call(fetch=index_pb2.FetchRequest(ids=range(1024), with_vectors=True))
     while True:
-        connection = connect(frames)
+        connection = connect(index.frames)
         connection.settimeout(0.5)
         with suppress(OSError):
             for call.number in range(1, 2000):
@@ -133,7 +144,7 @@ def unread_fetches(address: str, frames: index_pb2.Frames) -> None:
         connection.close()
 
 
-ATTACKS: dict[str, Callable[[str, index_pb2.Frames], None]] = {
+ATTACKS: dict[str, Callable[[str, index_pb2.InfoResponse], None]] = {
     "idle calls": idle_calls,
     "refused, then gone": leave_refused,
     "idle connections": idle_connections,
@@ -142,7 +153,7 @@ ATTACKS: dict[str, Callable[[str, index_pb2.Frames], None]] = {
     "fetches": fetches,
     "fetches, unread": unread_fetches,
 }
-BESIDE: dict[str, Callable[[str, index_pb2.Frames], None]] = {"busy": busy, **ATTACKS}
+BESIDE: dict[str, Callable[[str, index_pb2.InfoResponse], None]] = {"busy": busy, **ATTACKS}
 
 
 def connect(frames: index_pb2.Frames) -> socket.socket:
@@ -153,9 +164,9 @@ def connect(frames: index_pb2.Frames) -> socket.socket:
     return connection
 
 
-def pipeline(frames: index_pb2.Frames, call: index_pb2.Call, data: bytes) -> None:
+def pipeline(index: index_pb2.InfoResponse, call: index_pb2.Call, data: bytes) -> None:
     """Send a call again and again, and read whatever comes."""
-    connection = connect(frames)
+    connection = connect(index.frames)
 
     def read() -> None:
         buffer = bytearray(1 << 20)
@@ -172,11 +183,11 @@ def attack(name: str, address: str) -> None:
     """Attack until killed."""
     os.nice(19)
     with grpc.insecure_channel(address) as channel:
-        frames = index_pb2_grpc.IndexServiceStub(channel).Info(index_pb2.InfoRequest(), timeout=TIMEOUT_S).frames
+        index = index_pb2_grpc.IndexServiceStub(channel).Info(index_pb2.InfoRequest(), timeout=TIMEOUT_S)
     print("attacking", flush=True)
     while True:
         with suppress(OSError):  # the server ended a connection: begin anew
-            BESIDE[name](address, frames)
+            BESIDE[name](address, index)
 
 
 # The good caller, and the measuring
@@ -211,8 +222,49 @@ def state_of(pid: int) -> dict[str, float]:
     }
 
 
-class GoodCaller:
-    """Asks one question after the other: a search, and a fetch of what was found; and, without a stream, for Info."""
+class GoodCaller(Protocol):
+    """Asks for one thing after the other."""
+
+    kinds: tuple[str, ...]
+
+    async def ask(self, seconds: float) -> tuple[dict[str, list[float]], int]:
+        """How long each call of a kind took, in seconds, and how many failed."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the connection."""
+        ...
+
+
+class CallerOfEndpoint:
+    """Asks questions of the endpoint."""
+
+    kinds = ("question",)
+
+    def __init__(self, address: str) -> None:
+        self._client = Client(address, timeout_s=TIMEOUT_S)
+        self._questions = itertools.cycle(random.Random(1).sample(embedded(), 1000))
+
+    async def ask(self, seconds: float) -> tuple[dict[str, list[float]], int]:
+        took, n_failed = list[float](), 0
+        until = monotonic() + seconds
+        while monotonic() < until:
+            begun = monotonic()
+            try:
+                await asyncio.to_thread(self._client.answer, next(self._questions))
+                took.append(monotonic() - begun)
+            except OpenbookError:
+                n_failed += 1
+        return {"question": took}, n_failed
+
+    async def close(self) -> None:
+        self._client.close()
+
+
+class CallerOfServer:
+    """Searches, and fetches what was found; and asks, without a stream, for Info."""
+
+    kinds = ("search", "fetch", "info")
 
     def __init__(self, address: str, queries: Float32) -> None:
         self._client = IndexClient(address)
@@ -220,8 +272,7 @@ class GoodCaller:
         self._n = 0
 
     async def ask(self, seconds: float) -> tuple[dict[str, list[float]], int]:
-        """How long each call of a kind took, in seconds, and how many failed."""
-        found: dict[str, list[float]] = {kind: [] for kind in KINDS}
+        found: dict[str, list[float]] = {kind: [] for kind in self.kinds}
         n_failed = 0
         until = monotonic() + seconds
         while monotonic() < until:
@@ -244,7 +295,6 @@ class GoodCaller:
         return found, n_failed
 
     async def close(self) -> None:
-        """Let go of the connection."""
         await self._client.close()
 
 
@@ -255,16 +305,15 @@ def summary(latencies: Sequence[float]) -> dict[str, float]:
 
 
 async def compare(
-    address: str, pid: int, queries: Float32, names: Sequence[str], n_rounds: int, seconds: float
+    address: str, pid: int, caller: GoodCaller, names: Sequence[str], n_rounds: int, seconds: float
 ) -> dict[str, Any]:
-    caller = GoodCaller(address, queries)
     await caller.ask(2 * WARM_S)
     before = state_of(pid)
     results: dict[str, Any] = {}
     print(f"\n{'attack':20}{'':10}{'n':>7}{'p50 ms':>9}{'p99 ms':>9}{'failed':>8}{'of quiet':>10}{'of busy':>9}")
     for name in names:
         beside = {"quiet": None, "busy": "busy", "attacked": name}
-        found: dict[str, dict[str, list[float]]] = {key: {kind: [] for kind in KINDS} for key in beside}
+        found: dict[str, dict[str, list[float]]] = {key: {kind: [] for kind in caller.kinds} for key in beside}
         failed = dict.fromkeys(found, 0)
         for _ in range(n_rounds):
             for key, other in beside.items():
@@ -281,10 +330,10 @@ async def compare(
                     found[key][kind] += each
                 failed[key] += n_failed
         results[name] = {"failed": failed}
-        for kind in KINDS:
+        for kind in caller.kinds:
             rows = results[name][kind] = {key: summary(found[key][kind]) for key in found}
             for key, row in rows.items():
-                first, second = (name if kind == KINDS[0] else "", kind) if key == "quiet" else ("", f"  {key}")
+                first, second = (name if kind == caller.kinds[0] else "", kind) if key == "quiet" else ("", f"  {key}")
                 row |= {f"p99 of {base}": row["p99"] / rows[base]["p99"] for base in ("quiet", "busy")}
                 ratios = f"{row['p99 of quiet']:10.2f}{row['p99 of busy']:9.2f}" if key == "attacked" else ""
                 print(
@@ -299,12 +348,46 @@ async def compare(
     return {"attacks": results, "before": before, "after": after}
 
 
+Attacked = tuple[str, int, Callable[[], GoodCaller]]
+"""An index server's address, its process, and who calls."""
+
+
+@contextmanager
+def server_alone(n_passages: int, factory: str) -> Iterator[Attacked]:
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((200, D))
+    vectors = centres[rng.integers(0, 200, n_passages)] + 0.5 * rng.standard_normal((n_passages, D))
+    queries = (centres[rng.integers(0, 200, 500)] + 0.5 * rng.standard_normal((500, D))).astype(np.float32)
+    passages = [Passage(i, f"doc-{i}", "title", TEXT) for i in range(n_passages)]
+    with tempfile.TemporaryDirectory() as folder:
+        snapshot = Path(folder) / "snapshot"
+        build_snapshot(passages, vectors.astype(np.float32), snapshot, 1, factory, "bench", "bench")
+        with process("--serve", snapshot) as server:
+            assert server.stdout is not None
+            address = server.stdout.readline().strip()
+            yield address, server.pid, lambda: CallerOfServer(address, queries)
+
+
+@contextmanager
+def endpoint(snapshot: Path) -> Iterator[Attacked]:
+    """As `openbook up` starts it, of whose index servers the first is attacked."""
+    with system(snapshot, None) as settings:
+        address = settings.index.addresses[0]
+        port = int(address.rpartition(":")[2])
+        ours = psutil.Process().children(recursive=True)
+        (pid,) = (
+            each.pid for each in ours if port in (c.laddr.port for c in each.net_connections("tcp") if not c.raddr)
+        )
+        yield address, pid, lambda: CallerOfEndpoint(settings.serving.grpc_address)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--factory", default="IVF256,SQ8")
     parser.add_argument("--passages", type=int, default=50_000)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--endpoint", type=Path, metavar="SNAPSHOT")
     parser.add_argument("--only", nargs="*", choices=list(ATTACKS), default=list(ATTACKS))
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--attack", help=argparse.SUPPRESS)
@@ -315,18 +398,13 @@ def main() -> None:
     elif args.attack:
         attack(args.attack, args.address)
     else:
-        random = np.random.default_rng(0)
-        centres = random.standard_normal((200, D))
-        vectors = centres[random.integers(0, 200, args.passages)] + 0.5 * random.standard_normal((args.passages, D))
-        queries = (centres[random.integers(0, 200, 500)] + 0.5 * random.standard_normal((500, D))).astype(np.float32)
-        passages = [Passage(i, f"doc-{i}", "title", TEXT) for i in range(args.passages)]
-        with tempfile.TemporaryDirectory() as folder:
-            snapshot = Path(folder) / "snapshot"
-            build_snapshot(passages, vectors.astype(np.float32), snapshot, 1, args.factory, "bench", "bench")
-            with process("--serve", snapshot) as server:
-                assert server.stdout is not None
-                address = server.stdout.readline().strip()
-                found = asyncio.run(compare(address, server.pid, queries, args.only, args.rounds, args.seconds))
+        of_it = endpoint(args.endpoint) if args.endpoint else server_alone(args.passages, args.factory)
+        with of_it as (address, pid, make_caller):
+
+            async def compared() -> dict[str, Any]:
+                return await compare(address, pid, make_caller(), args.only, args.rounds, args.seconds)
+
+            found = asyncio.run(compared())
         about = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
         options = {"factory": args.factory, "passages": args.passages, "seconds": args.seconds, "rounds": args.rounds}
         print(json.dumps({"bench": "attacks", **found, **options, **about}))

@@ -192,11 +192,13 @@ class Ingress(AnswerIngress):
             else:
                 the_generator = LocalGenerator(apart(lambda: generator(settings.generator)), settings.generator)
                 the_generator.warm_up()
+        load = the_generator.load if isinstance(the_generator, LocalGenerator) else None
         REGISTRY.register(TierMetrics(index))
         cache, answers = open_embeddings(settings.cache), open_answers(settings.cache)
         pipeline = Pipeline(the_encoder, index, index, the_generator, cache, settings.answer, answers=answers)
         quotas = gate.quotas if gate else None
-        service = AnswerService(pipeline, settings, partial(index.connect, min_coverage), quotas, lambda: index.named)
+        check_ready = partial(index.connect, min_coverage)
+        service = AnswerService(pipeline, settings, check_ready, quotas, lambda: index.named, load)
         super().__init__(service, gate)
         metrics.become("ingress")
         log.info("%s: snapshot %s, %d passages", settings.serving.topology, index.snapshot_id, index.n_passages)

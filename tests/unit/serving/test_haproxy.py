@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from ray.serve._private import haproxy, haproxy_templates
 from ray.serve.config import HTTPOptions
 
+from openbook import wire
 from openbook.config import ServerTls, parse
 from openbook.errors import InvalidConfig
 from openbook.serving.endpoint.openai_errors import PATHS, OpenAIError, openai_error_of_status, speaks_openai
 from openbook.serving.endpoint.problems import MEDIA_TYPE, Problem, problem_of_status
 from openbook.serving.launch import tls
 from openbook.serving.launch.haproxy import ERRORS, OPENAI_PATHS, WHOLE_CALLS, error_files, mended
+from openbook.serving.launch.soonest import CHOSEN, NOT_TOLD
 
 TEMPLATES = "".join(text for name, text in vars(haproxy_templates).items() if name.endswith("TEMPLATE"))
 FOLDER = Path("/tmp/x")
@@ -40,7 +42,7 @@ listen stats
 
 def test_what_is_missing_is_added_and_what_is_open_is_closed() -> None:
     lines = mended(SAMPLE, FOLDER).splitlines()
-    assert lines[2:4] == ["defaults", "    timeout http-request 10s"]
+    assert lines[lines.index("defaults") + 1] == "    timeout http-request 10s"
     assert "    stats socket /tmp/x/admin.sock mode 600 level admin expose-fd listeners" in lines
     assert [line.split()[1] for line in lines if "bind" in line] == [
         "127.0.0.1:9101",
@@ -63,6 +65,8 @@ def test_the_lines_to_be_mended_are_in_the_templates_of_this_ray() -> None:
         > 0
     )
     assert mends.count("    http-request deny deny_status 503\n") == TEMPLATES.count(" Ping ") == 3
+    assert mends.count(CHOSEN) == 0  # no replica stands in a template: who is asked is seen in tests/integration
+    assert wire.LOAD_HEADER in NOT_TOLD in mends
     assert mends.count("option http-buffer-request") == mends.count(WHOLE_CALLS) == 1
     assert mends.count(" min-recv 1\n") == TEMPLATES.count("tcp-check expect ") == 2
     assert "mode 666" in TEMPLATES
@@ -105,7 +109,8 @@ def test_only_where_there_is_another_replica_one_is_soon_taken_for_frozen() -> N
 
     one, two = "    server a 1:2 check observe layer4", "    server b 1:3 proto h2 check"
     assert watched(one) == "    default-server fall 2 inter 5s check\n"
-    assert watched(one, two) == "    default-server fall 2 inter 5s check inter 1s\n    timeout connect 2s\n"
+    soon = "    default-server fall 2 inter 5s check inter 1s\n    timeout connect 2s\n"
+    assert watched(one, two) == f"{soon}{CHOSEN}\n"
 
 
 def test_errors_have_the_shape_of_all_others() -> None:

@@ -85,6 +85,23 @@ def test_the_batch_under_way_counts_as_far_as_it_is_left() -> None:
     desk.enter(timeout_s=5)
 
 
+def test_load_is_the_time_of_all_that_is_here_and_what_each_of_the_latest_batch_took() -> None:
+    desk = Desk(max_batch=1)
+    for _ in range(2):
+        desk.enter()
+    batch, _ = desk.queue.take()
+    desk.queue.begin(batch)
+    desk.clock.advance(0.5)
+    assert desk.queue.load().seconds == pytest.approx(0.5 + 1)
+    stream = desk.question(stream=True)
+    desk.queue.enter(stream)
+    assert desk.queue.streams() == [stream]
+    assert desk.queue.load().seconds == pytest.approx(0.5 + 1 + 1)
+    desk.queue.learn([stream, stream], 1.0)
+    desk.queue.learn([stream, stream], 0.1, is_whole=False)
+    assert desk.queue.load().each_s == 0.5
+
+
 @given(
     timeouts=st.lists(st.floats(0.5, 30), max_size=40),
     start_s=st.floats(0, 2),

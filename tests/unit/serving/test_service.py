@@ -77,12 +77,13 @@ def service(
     check_ready: Callable[[], Any] = ready,
     missing_shards: tuple[int, ...] = (),
     index_servers: Callable[[], Sequence[str]] | None = None,
+    load: Callable[[], tuple[float, float]] | None = None,
 ) -> AnswerService:
     encoder = HashEncoder()
     index = ExactIndex(PASSAGES, encoder.encode_passages(PASSAGES), n_shards=2)
     index.missing_shards.update(missing_shards)
     pipeline = Pipeline(encoder, index, index, FastGenerator(), MemoryCache(10), settings.answer)
-    return AnswerService(pipeline, settings, check_ready, index_servers=index_servers)
+    return AnswerService(pipeline, settings, check_ready, index_servers=index_servers, load=load)
 
 
 def request(method: str, path: str, under_test: AnswerService | None = None, **options: Any) -> httpx.Response:
@@ -400,6 +401,23 @@ def test_what_is_asked_and_on_whose_behalf_reaches_the_index_tier(caplog: pytest
     context = Context(request_id="mine", caller="me", trace=TRACE)
     assert seen == [(settings, context), (settings, context), (RetrievalSettings(k=2), context)]
     assert [line.partition(" s, ")[2] for line in caplog.messages] == ["request id mine, caller me"]
+
+
+def test_health_says_how_long_a_generator_is_busy_unless_a_question_has_just_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who fails at once has nothing to do, and would be asked everything."""
+
+    def said(under_test: AnswerService) -> str | None:
+        return request("GET", "/healthz", under_test).headers.get(wire.LOAD_HEADER)
+
+    under_test = service(missing_shards=(1,), load=lambda: (2.5, 0.25))
+    refused = request("POST", "/v1/answer", under_test, json={"question": "who", "k": 0})
+    assert (refused.status_code, said(under_test), said(service())) == (400, "2.500000 0.250000", None)
+    assert request("POST", "/v1/answer", under_test, json={"question": "who"}).status_code == 503
+    assert said(under_test) is None
+    monkeypatch.setattr("openbook.serving.endpoint.service.FAILING_S", 0.0)
+    assert said(under_test) == "2.500000 0.250000"
 
 
 def test_without_its_index_tier_the_endpoint_is_not_ready() -> None:

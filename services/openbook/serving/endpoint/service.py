@@ -1,6 +1,7 @@
 """One question as both protocols serve it: admission, request id, deadline, errors. HTTP and gRPC only translate."""
 
 import logging
+import math
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
@@ -28,12 +29,20 @@ log = logging.getLogger(__name__)
 
 Chosen = TypeVar("Chosen", RetrievalSettings, GenerationSettings, ReplySettings)
 
+FAILURES = ("INTERNAL", "UNAVAILABLE")
+"""Codes that say more of who answers than of who asks."""
+FAILING_S = 1.0
+"""After one of them."""
+
 RESOLVED = r"\bipv4:[\d.]+:\d+|\bipv6:(?:\[|%5B)[^\s\]]*?(?:\]|%5D):\d+"
 """Addresses as gRPC's errors name them, whatever host name the server was asked by."""
 
 
 class AnswerService:
-    """Answers through a pipeline, whatever `Admission` lets in and `Quotas` grant."""
+    """Answers through a pipeline, whatever `Admission` lets in and `Quotas` grant.
+
+    `load` gives the seconds that a generator in this process needs for all that it has, and for one question more.
+    """
 
     def __init__(
         self,
@@ -42,6 +51,7 @@ class AnswerService:
         check_ready: Callable[[], Awaitable[None]],
         quotas: Quotas | None = None,
         index_servers: Callable[[], Sequence[str]] | None = None,
+        load: Callable[[], tuple[float, float]] | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._quotas = quotas or Quotas(None)
@@ -54,6 +64,8 @@ class AnswerService:
             (WORK_PER_SECOND, "work_per_second"),
         ):
             gauge.set_function(partial(getattr, self._admission, name))
+        self._load = load
+        self._failed_at = -math.inf
         self._check_ready = check_ready
         self._index_servers = index_servers or (lambda: settings.index.addresses)
 
@@ -63,6 +75,13 @@ class AnswerService:
             await self._check_ready()
         except OpenbookError as error:
             raise self._told(error) from None
+
+    def load(self) -> tuple[float, float] | None:
+        """As given. None without such a generator, and where a question has just failed: who fails at once has nothing
+        to do, and would be asked all.
+        """
+        is_well = monotonic() > self._failed_at + FAILING_S
+        return self._load() if self._load and is_well else None
 
     async def answer(self, request: AnswerRequest, context: Context) -> Answer:
         """Raises as `Pipeline.answer`, Overloaded, QuotaExceeded. The context's deadline is the request's, from now on.
@@ -153,6 +172,8 @@ class AnswerService:
             code = "INTERNAL"
             raise
         finally:
+            if code in FAILURES:
+                self._failed_at = monotonic()
             requests(method, code).inc()
             level, seconds = logging.DEBUG if code == Overloaded.grpc_code else logging.INFO, monotonic() - begun
             if code == "OK":

@@ -28,8 +28,8 @@ def guards(within_s: int = LONGEST_S) -> dict[str, str]:
         # By default 15: replicas and HAProxy would give way to all else on a machine with much to do, and hardly
         # answer.
         "RAY_worker_niceness": "0",
-        # The one of two with fewer under way. By default of all: a replica that refuses at once has none, and would get
-        # all that comes.
+        # Where replicas do not say how long they take, see `soonest`: the one of two with fewer under way. By default
+        # of all: a replica that refuses at once has none, and would get all that comes.
         "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "random(2)",
         # A proxy that died is missed after three looks at it. By default they are 10 s apart.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",

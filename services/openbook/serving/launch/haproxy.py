@@ -18,6 +18,7 @@ from grpc import StatusCode
 
 from openbook.errors import InvalidConfig
 from openbook.serving.launch.silent import CONNECT_S, SILENT, SILENT_LUA, SILENT_S
+from openbook.serving.launch.soonest import CHOSEN, NOT_TOLD, SOONEST, SOONEST_LUA
 
 REQUEST_TIMEOUT_S = 10
 """For a request, and its body as far as HAProxy's buffer of 16 KB holds it, however slowly their bytes come."""
@@ -82,6 +83,9 @@ PROBLEM = "application/problem+json"
 OPENAI_PATHS = r"^/v1/(chat|completions|embeddings|models|responses)(/|$)"
 """Where callers expect OpenAI's shapes, as `endpoint.openai_errors` has it."""
 
+OVER_HTTP = r"^ *server (\S+) (\S+) check\b(?!.* backup$)"
+"""A replica, as no line of gRPC's has it."""
+
 OPENAI_TYPES = {4: "invalid_request_error", 5: "server_error"}
 """Of errors, by the first digit of their status."""
 
@@ -116,14 +120,16 @@ def mended(config: str, folder: Path) -> str:
     # Who is silent is soon known to be, if there is another, and what he holds is asked of that one.
     config = re.sub(r"^backend .*\n(?:[ \t].*\n|\n)*", _watched, config, flags=re.M)
     config = re.sub(r"^( *tcp-check expect) binary (.*)$", _answered, config, flags=re.M)
-    config += f"global\n    lua-load {folder / SILENT}\n"
+    replicas = " ".join(f"{name}={at}" for name, at in re.findall(OVER_HTTP, config, re.M))
+    config = f"global\n    lua-load {folder / SILENT}\n    lua-load {folder / SOONEST} {replicas}\n{config}"
     # Serve's own proxy, for when no replica is up: questions would wait there without any limit of time. With no weight
     # it gets none, and who asks hears at once that nobody answers.
     config = re.sub(r"^( *server .* check backup)$", r"\1 weight 0", config, flags=re.M)
     # Just started it knows of no application yet: that is no reason to say that there is nothing to be found.
     config = re.sub(r"^( *http-request) return status .* Ping .*$", r"\1 deny deny_status 503", config, flags=re.M)
     # Replicas never meet who sends byte by byte.
-    config = _surely(r"^frontend http_frontend\n", rf"\g<0>    option http-buffer-request\n{OPENAI}", config)
+    mends = f"    option http-buffer-request\n{NOT_TOLD}{OPENAI}"
+    config = _surely(r"^frontend http_frontend\n", rf"\g<0>{mends}", config)
     n_grpc = len(re.findall(r"^ *bind .* proto h2$", config, flags=re.M))  # none where gRPC is not served
     config = _surely(r"^frontend grpc_frontend\n", rf"\g<0>{WHOLE_CALLS}", config, n_grpc)
     for protocol, speaks in (("http", ""), ("grpc", " proto h2")):
@@ -154,7 +160,7 @@ def _watched(backend: re.Match[str]) -> str:
     """Without another one Serve's patience holds, two silences of 5 s: to be late is better than to fail."""
     if len(re.findall(r"^ *server (?!.* backup$).* check\b", backend[0], re.M)) < 2:
         return backend[0]
-    soon = rf"\g<0> inter {SILENT_S}s\n    timeout connect {CONNECT_S}s"
+    soon = rf"\g<0> inter {SILENT_S}s\n    timeout connect {CONNECT_S}s\n{CHOSEN}"
     return re.sub(r"^ *default-server .*$", soon, backend[0], flags=re.M)
 
 
@@ -207,7 +213,7 @@ def main() -> None:
     _tether()
     config = Path(sys.argv[sys.argv.index("-f") + 1])
     folder = config.parent
-    for path, content in {**error_files(folder), folder / SILENT: SILENT_LUA}.items():
+    for path, content in {**error_files(folder), folder / SILENT: SILENT_LUA, folder / SOONEST: SOONEST_LUA}.items():
         path.write_bytes(content.encode())
     text = mended(config.read_text(), folder)
     if any(name.startswith("OPENBOOK_TLS_") for name in os.environ):

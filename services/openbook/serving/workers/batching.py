@@ -82,6 +82,7 @@ class Batcher(Generic[Item, Result]):
         self._kind = kind
         self._work_of = work
         self._queue: Queue[Asked] = Queue(name, max_batch, max_queue, max_work, clock)
+        self.load = self._queue.load
         self._worker = Worker(name, clock)
         self._loops: dict[bool, asyncio.Task[None]] = {}  # that take batches: any, and short ones beside a long one
         self._clock = clock

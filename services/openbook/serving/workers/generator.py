@@ -30,7 +30,6 @@ from openbook.tracing.spans import flush_spans, setup_tracing, span
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
-
 log = logging.getLogger(__name__)
 
 WARM_UP_S = 3.0
@@ -119,6 +118,7 @@ class LocalGenerator:
             work=lambda task: task.work,
             max_work=settings.max_tokens_in_flight,
         )
+        self.load = self._batcher.load
 
     @contextmanager
     def place(

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from openbook import telemetry
 from openbook.core.deadline import SPARE, Clock
@@ -23,6 +23,13 @@ HEAVY = 2
 question, all of it would be thrown away for one."""
 KEPT = 8
 """One part in so many of the streams' places is for others than who holds the rest."""
+
+
+class Load(NamedTuple):
+    """What a model has to do."""
+
+    seconds: float  # until all of it is done, as predicted
+    each_s: float  # that one more takes, as one of the latest batch did
 
 
 W = TypeVar("W", bound=Waiting)
@@ -48,12 +55,18 @@ class Queue(Generic[W]):
         self._streams: dict[W, float] = {}  # under way, and the seconds that each is predicted to take
         self._under_way: UnderWay[W] = UnderWay(clock)
         self._shares = Shares()
+        self._each_s = 0.0
 
     def __len__(self) -> int:
         return len(self._turns)
 
     def __contains__(self, waiting: W) -> bool:
         return waiting in self._turns
+
+    def load(self) -> Load:
+        """What waits, and what is under way."""
+        waiting_s = self._reckoning.seconds_of_all(self.waiting(), is_filled=False)
+        return Load(self._under_way.left_s + waiting_s + sum(self._streams.values()), self._each_s)
 
     def enter(self, newcomer: W) -> list[tuple[W, OpenbookError]]:
         """Let it wait. Returns whom it puts out.
@@ -176,6 +189,8 @@ class Queue(Generic[W]):
     def learn(self, done: Sequence[Waiting], seconds: float, is_whole: bool = True) -> None:
         """So long a batch, or a stream, took by itself; or had taken when it was stopped."""
         self._reckoning.learn(done, seconds, is_whole)
+        if is_whole:
+            self._each_s = seconds / len(done)
 
     def _check_in_time(self, newcomer: W) -> bool:
         """Raises Overloaded if it is not predicted to be ready in time, with those whose turn comes before. What runs

@@ -1,0 +1,63 @@
+"""Which replica HAProxy asks: the one that is predicted to be done first.
+
+How many questions a replica has does not tell: a batch that has just begun has as many as one about to end, one GPU may
+be twice as fast as another, and a replica that refuses all has the fewest. So replicas say how long they take, in a
+header of `/healthz`, for which HAProxy asks them itself. Between two replies it adds what it sends.
+"""
+
+ASKED_S = 0.05
+"""So often one replica is asked, in turn: each of two ten times a second, each of twenty once."""
+SILENT_S = 0.5
+"""One that has been to answer for so long is passed by; if all have, HAProxy chooses as if none of this were there."""
+
+CHOSEN = "    use-server %[lua.soonest] if TRUE"
+"""Of a backend. One that is down, or has no name, is not used."""
+
+NOT_TOLD = "    http-response del-header openbook-load\n"
+"""Of HTTP's frontend: how busy replicas are is nothing for callers."""
+
+SOONEST = "soonest.lua"
+SOONEST_LUA = (
+    f"local ASKED_S, SILENT_S = {ASKED_S}, {SILENT_S}\n"
+    + """\
+local known, n_asked = {}, 0  -- by the name of a replica, which is the same over HTTP and gRPC
+
+local function seconds()
+  local now = core.now()
+  return now.sec + now.usec / 1000000
+end
+
+local function ask(name, url)
+  local reply = core.httpclient():get{url = url, timeout = 1000 * SILENT_S}
+  local load = reply.headers and reply.headers["openbook-load"]
+  local left, each = (load and load[0] or ""):match("^([%d.]+) ([%d.]+)$")
+  known[name] = left and {heard = seconds(), due = seconds() + left, each = tonumber(each)}
+end
+
+local function follow(name, url)
+  while core.get_info().Stopping == 0 do
+    ask(name, url)
+    core.msleep(math.ceil(1000 * ASKED_S * n_asked))
+  end
+end
+
+for _, replica in ipairs(table.pack(...)) do
+  local name, address = replica:match("^(.*)=(.*)$")
+  n_asked = n_asked + 1
+  core.register_task(function() follow(name, "http://" .. address .. "/healthz") end)
+end
+
+core.register_fetches("soonest", function(txn)
+  local now, backend, found, least = seconds(), txn.f:be_name(), nil, math.huge
+  for name in pairs(core.backends[backend].servers) do
+    local it = known[name]
+    if it and now - it.heard < SILENT_S + ASKED_S * n_asked and txn.f:srv_is_up(backend .. "/" .. name) == 1 then
+      local left = math.max(it.due - now, 0) + math.random() / 1000
+      if left < least then found, least = name, left end
+    end
+  end
+  if found then known[found].due = math.max(known[found].due, now) + known[found].each end
+  return found or ""
+end)
+"""
+)
