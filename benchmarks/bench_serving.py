@@ -179,7 +179,7 @@ def remember_contexts(settings: Settings, path: Path) -> None:
             )
 
 
-async def beside_a_flood(settings: Settings, seconds: float, rate: float, flood: float) -> Figures:
+async def beside_a_flood(settings: Settings, seconds: float, rate: float, flood: float, seed: int = 1) -> Figures:
     """A good caller's figures while another one asks `flood` times a second."""
     address = settings.serving.grpc_address
     common = {
@@ -189,10 +189,10 @@ async def beside_a_flood(settings: Settings, seconds: float, rate: float, flood:
         "zipf": 0,
         "arrivals": Arrivals.POISSON,
     }
-    good = measure(LoadSettings(rate=rate, caller="good", seed=1, **common))
+    good = measure(LoadSettings(rate=rate, caller="good", seed=seed, **common))
     if not flood:
         return (await good).measured
-    flooding = measure(LoadSettings(rate=flood, caller="flood", seed=2, **common))
+    flooding = measure(LoadSettings(rate=flood, caller="flood", seed=seed + 1, **common))
     found, _ = await asyncio.gather(good, flooding)
     return found.measured
 

@@ -10,6 +10,8 @@ from behind import Behind, behind_haproxy
 from proxies import until
 from test_ingress_silent import Callers
 
+from openbook.serving.launch.tls import tell
+
 
 @pytest.fixture
 def behind(tmp_path: Path) -> Iterator[Behind]:
@@ -64,3 +66,10 @@ def test_callers_do_not_hear_how_busy_anybody_is(behind: Behind) -> None:
     say(behind, "0.0 0.0", "0.0 0.0")
     assert "openbook-load" in httpx.get(f"http://127.0.0.1:{behind.ports[0][0]}/healthz").headers
     assert "openbook-load" not in httpx.get(f"http://127.0.0.1:{behind.http}/healthz").headers
+
+
+def test_who_measures_may_have_two_drawn(behind: Behind) -> None:
+    say(behind, "0.0 0.0", "5.0 0.0")
+    until(lambda: asked(behind) == [0])
+    tell(behind.folder / "admin.sock", "experimental-mode on; set var proc.drawn bool(true)\n")
+    assert asked(behind) == [0, 1]

@@ -10,8 +10,8 @@ ASKED_S = 0.05
 SILENT_S = 0.5
 """One that has been to answer for so long is passed by; if all have, HAProxy chooses as if none of this were there."""
 
-CHOSEN = "    use-server %[lua.soonest] if TRUE"
-"""Of a backend. One that is down, or has no name, is not used."""
+CHOSEN = "    use-server %[lua.soonest] unless { var(proc.drawn) -m bool }"
+"""Of a backend. A replica that is down, or has no name, is not used. Who measures may tell HAProxy to draw two."""
 
 NOT_TOLD = "    http-response del-header openbook-load\n"
 """Of HTTP's frontend: how busy replicas are is nothing for callers."""
