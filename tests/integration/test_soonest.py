@@ -1,6 +1,7 @@
 """Which of two ingresses is asked by HAProxy as we mend it: the one that says that it will be done first."""
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,8 +59,17 @@ def test_what_is_sent_to_one_counts_before_it_says_so(behind: Behind) -> None:
 def test_who_does_not_say_is_not_asked_and_where_nobody_says_all_are(behind: Behind) -> None:
     say(behind, "5.0 1.0", "")
     until(lambda: asked(behind) == [0])
-    say(behind, "", "about a minute")
+    say(behind, "", "about 1.0")
     until(lambda: asked(behind) == [0, 1])
+
+
+def test_who_says_nothing_for_a_while_is_passed_by_until_he_does(behind: Behind) -> None:
+    say(behind, "0.0 0.0", "5.0 0.0")
+    until(lambda: asked(behind) == [0])
+    behind.ingresses[0].send_signal(signal.SIGSTOP)
+    until(lambda: asked(behind) == [1])
+    behind.ingresses[0].send_signal(signal.SIGCONT)
+    until(lambda: asked(behind) == [0])
 
 
 def test_callers_do_not_hear_how_busy_anybody_is(behind: Behind) -> None:

@@ -34,8 +34,8 @@ local function ask(connection, address)
   while line and line:match("%S") do
     line = connection:receive("*l")
     local name, value = (line or ""):lower():match("^([%w-]+): *(.*)$")
-    if name == "content-length" then size = tonumber(value) end
-    if name == "openbook-load" then left, each = value:match("^([%d.]+) ([%d.]+)") end
+    if name == "content-length" then size = tonumber(value) or 0 end
+    if name == "openbook-load" then left, each = value:match("^(%d+%.%d+) (%d+%.%d+)") end
   end
   if size > 0 then connection:receive(size) end
   return line and left and {heard = seconds(), due = seconds() + left, each = tonumber(each)}
@@ -62,16 +62,16 @@ for _, replica in ipairs(table.pack(...)) do
 end
 
 core.register_fetches("soonest", function(txn)
-  local now, backend, found, least = seconds(), txn.f:be_name(), nil, math.huge
-  for name in pairs(core.backends[backend].servers) do
-    local it = known[name]
+  local now, backend, found, least = seconds(), txn.f:be_name(), "", math.huge
+  for name, it in pairs(known) do
     if it and now - it.heard < SILENT_S + ASKED_S * n_asked and txn.f:srv_is_up(backend .. "/" .. name) == 1 then
       local left = math.max(it.due - now, 0) + math.random() / 1000
       if left < least then found, least = name, left end
     end
   end
-  if found then known[found].due = math.max(known[found].due, now) + known[found].each end
-  return found or ""
+  local it = known[found]
+  if it then it.due = math.max(it.due, now) + it.each end
+  return found
 end)
 """
 )
