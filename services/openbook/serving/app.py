@@ -1,7 +1,7 @@
 """The composition root: settings in, a Serve application out. `fused` in one process, or `split` into deployments."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,6 +36,7 @@ from openbook.serving.workers.generator import (
     RemoteGenerator,
 )
 from openbook.serving.workers.hop import over_grpc
+from openbook.serving.workers.queue import Load
 from openbook.serving.workers.routing import AnsweringRouter
 from openbook.serving.workers.worker import apart, check_gpu
 from openbook.telemetry import MetricsServer
@@ -176,6 +177,7 @@ class Ingress(AnswerIngress):
             await gate.ask_early()
         the_encoder: RemoteEncoder | LocalEncoder
         the_generator: Generator
+        load: Callable[[], Load] | None = None
         min_coverage = settings.answer.min_coverage
         with loading():
             if isinstance(encoder, DeploymentHandle):
@@ -190,9 +192,9 @@ class Ingress(AnswerIngress):
             if isinstance(generator, DeploymentHandle):
                 the_generator = await RemoteGenerator.connect(over_grpc(generator), settings.generator)
             else:
-                the_generator = LocalGenerator(apart(lambda: generator(settings.generator)), settings.generator)
-                the_generator.warm_up()
-        load = the_generator.load if isinstance(the_generator, LocalGenerator) else None
+                local = LocalGenerator(apart(lambda: generator(settings.generator)), settings.generator)
+                local.warm_up()
+                the_generator, load = local, local.load
         REGISTRY.register(TierMetrics(index))
         cache, answers = open_embeddings(settings.cache), open_answers(settings.cache)
         pipeline = Pipeline(the_encoder, index, index, the_generator, cache, settings.answer, answers=answers)

@@ -71,14 +71,14 @@ def test_an_endpoint_counts_as_one_once_it_has_as_much_of_its_index_as_it_needs(
         return SimpleNamespace(connect=connect, snapshot_id="snapshot", n_passages=1, max_k=1000)
 
     (tmp_path / "keys").touch()
-    model = SimpleNamespace(space="fingerprint", dimension=2, warm_up=lambda: warmed.append(True))
+    model = SimpleNamespace(space="fingerprint", dimension=2, warm_up=lambda: warmed.append(True), load="load")
     for name in ("setup_logging", "setup_tracing", "LocalEncoder", "LocalGenerator"):
         monkeypatch.setattr(app, name, lambda *_, **__: model)
     monkeypatch.setattr(app, "Pipeline", lambda *_, answers: made.append(answers))
     monkeypatch.setattr(app, "open_index", open_index)
     monkeypatch.setattr(app, "TierMetrics", lambda index: CollectorRegistry())
     monkeypatch.setattr(app, "REGISTRY", CollectorRegistry())
-    monkeypatch.setattr(app, "AnswerService", lambda *arguments: made.extend(arguments[2:4]))
+    monkeypatch.setattr(app, "AnswerService", lambda *arguments: made.extend((*arguments[2:4], arguments[5])))
     monkeypatch.setattr(
         "openbook.serving.endpoint.ingress.AnswerIngress.__init__", lambda replica, service, gate: gates.append(gate)
     )
@@ -97,11 +97,12 @@ def test_an_endpoint_counts_as_one_once_it_has_as_much_of_its_index_as_it_needs(
             }
         )
         await replica.__init__(settings, lambda _: None, lambda _: None)
-        answers, check_ready, quotas = made
+        answers, check_ready, quotas, load = made
         await check_ready()
         assert isinstance(answers, TieredCache)
         (gate,) = gates
         assert quotas is gate.quotas
+        assert load == "load"
 
     asyncio.run(scenario())
     assert (roles, asked, warmed) == (["ingress-starting", "ingress"], [0.5, 0.5], [True])
