@@ -34,9 +34,7 @@ from openbook.models.vocabulary import Vocabulary
 # Attention through transformers' interface, and logits = output matrix @ state (+ final_logits_bias), nothing after.
 _FOLDING = {"bart", "mbart", "pegasus", "t5"}
 _FOLDING_DECODERS = {"bert"}  # inside an EncoderDecoderModel
-_AT_ONCE = {"cuda": 1 << 16}  # tokens, on a device
-_AT_ONCE_OF_A_THREAD = 1 << 10  # elsewhere: more would not be faster, and who waits for the next step wait longer
-_MOST_AT_ONCE = 1 << 11  # would not fit a processor's caches
+_AT_ONCE = {"cpu": 1 << 11, "cuda": 1 << 16}  # tokens: more would not be faster, and not fit a processor's caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +179,7 @@ class Seq2Seq:
     @property
     def tokens_at_once(self) -> int:
         """How many tokens, of whichever rows, are worth computing together."""
-        if self.device.type in _AT_ONCE:
-            return _AT_ONCE[self.device.type]
-        return min(_AT_ONCE_OF_A_THREAD * torch.get_num_threads(), _MOST_AT_ONCE)
+        return _AT_ONCE.get(self.device.type, _AT_ONCE["cpu"])
 
     def encode(self, ids: Tensor, mask: Tensor) -> Contexts:
         """Encode (r, l) contexts once, cut to the longest real one. Every row needs one real token or more.
