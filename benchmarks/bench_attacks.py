@@ -4,11 +4,10 @@
     python benchmarks/bench_attacks.py --endpoint SNAPSHOT [--seconds 30]
 
 One server, one good caller through IndexClient, or of the endpoint that `openbook up` starts in front of it, and the
-attackers in a process of their own, at the lowest priority of
-the operating system: they stand for other machines. As they take time of this one all the same, also beside a process
-that is busy and asks for nothing. Quiet, beside that and attacked in turn, within one run. Prints a table for each
-attack, with p99 as a multiple of both others', then threads, descriptors and memory of the server before and after all
-of them, and one JSON line.
+attackers in a process of their own, at the lowest priority of the operating system: they stand for other machines. As
+they take time of this one all the same, also beside a process that is busy and asks for nothing. Quiet, beside that and
+attacked in turn, within one run. Prints a table for each attack, with p99 as a multiple of both others', then threads,
+descriptors and memory of the server before and after all of them, and one JSON line.
 """
 
 import argparse

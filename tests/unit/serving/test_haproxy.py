@@ -102,15 +102,19 @@ def test_serve_keeps_idle_connections_longer_than_the_minute_of_pools_and_proxie
 
 
 def test_only_where_there_is_another_replica_one_is_soon_taken_for_frozen() -> None:
-    def watched(*servers: str) -> str:
+    def whole(*servers: str) -> str:
         backend = ["backend x", "    default-server fall 2 inter 5s check", *servers, "    server y 1:2 check backup"]
-        whole = mended(SAMPLE + "\n".join([*backend, ""]), FOLDER)
-        return whole.partition("backend x\n")[2].partition("    server")[0]
+        return mended(SAMPLE + "\n".join([*backend, ""]), FOLDER)
+
+    def watched(*servers: str) -> str:
+        return whole(*servers).partition("backend x\n")[2].partition("    server")[0]
 
     one, two = "    server a 1:2 check observe layer4", "    server b 1:3 proto h2 check"
     assert watched(one) == "    default-server fall 2 inter 5s check\n"
     soon = "    default-server fall 2 inter 5s check inter 1s\n    timeout connect 2s\n"
     assert watched(one, two) == f"{soon}{CHOSEN}\n"
+    assert f"lua-load {FOLDER}/soonest.lua \n" in whole(one)  # nobody is asked for his load
+    assert f"lua-load {FOLDER}/soonest.lua a=1:2 c=1:4\n" in whole(one, "    server c 1:4 check observe layer4")
 
 
 def test_errors_have_the_shape_of_all_others() -> None:

@@ -120,8 +120,9 @@ def mended(config: str, folder: Path) -> str:
     # Who is silent is soon known to be, if there is another, and what he holds is asked of that one.
     config = re.sub(r"^backend .*\n(?:[ \t].*\n|\n)*", _watched, config, flags=re.M)
     config = re.sub(r"^( *tcp-check expect) binary (.*)$", _answered, config, flags=re.M)
-    replicas = " ".join(f"{name}={at}" for name, at in re.findall(OVER_HTTP, config, re.M))
-    config = f"global\n    lua-load {folder / SILENT}\n    lua-load {folder / SOONEST} {replicas}\n{config}"
+    replicas = [f"{name}={at}" for name, at in re.findall(OVER_HTTP, config, re.M)]
+    asked = " ".join(replicas if len(replicas) > 1 else ())  # of one there is nothing to choose
+    config = f"global\n    lua-load {folder / SILENT}\n    lua-load {folder / SOONEST} {asked}\n{config}"
     # Serve's own proxy, for when no replica is up: questions would wait there without any limit of time. With no weight
     # it gets none, and who asks hears at once that nobody answers.
     config = re.sub(r"^( *server .* check backup)$", r"\1 weight 0", config, flags=re.M)

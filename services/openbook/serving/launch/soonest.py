@@ -12,6 +12,9 @@ no use beside a flood.
 SILENT_S = 0.5
 """One that has been to answer for so long is passed by; if all have, HAProxy chooses as if none of this were there."""
 
+AGAIN_S = 1.0
+"""Until one is asked again that did not say: it is silent, has just failed, or has no generator (`split`)."""
+
 CHOSEN = "    use-server %[lua.soonest] unless { var(proc.drawn) -m bool }"
 """Of a backend. A replica that is down, or has no name, is not used. Who measures may tell HAProxy to draw two."""
 
@@ -20,7 +23,7 @@ NOT_TOLD = "    http-response del-header openbook-load\n"
 
 SOONEST = "soonest.lua"
 SOONEST_LUA = (
-    f"local ASKED_S, SILENT_S = {ASKED_S}, {SILENT_S}\n"
+    f"local ASKED_S, SILENT_S, AGAIN_S = {ASKED_S}, {SILENT_S}, {AGAIN_S}\n"
     + """\
 local known, n_asked = {}, 0  -- by the name of a replica, which is the same over HTTP and gRPC
 
@@ -53,7 +56,7 @@ local function follow(name, address)
     end
     known[name] = ask(connection, address)
     if not known[name] then connection:close() end
-    core.msleep(math.ceil(1000 * ASKED_S * n_asked))
+    core.msleep(math.ceil(1000 * (known[name] and ASKED_S * n_asked or AGAIN_S)))
   end
 end
 
