@@ -34,8 +34,6 @@ ENUMS: dict[str, tuple[type[Formulation | Decoding | RetrieverKind], Any]] = {
 FLOAT32 = np.dtype("<f4")
 INT64 = np.dtype("<i8")
 LENGTH_DELIMITED = 2  # protobuf's wire type
-LOAD_HEADER = "openbook-load"
-"""Of `/healthz`: the seconds until a replica has done all that it has, and those that one question more takes."""
 ERROR_HEADER = "openbook-error"
 """Trailing metadata of a call that we let fail: the name of the error; its gRPC code, where an index server answers.
 Where there is none, gRPC or a proxy says so.

@@ -2,7 +2,7 @@
 
 A question `large` has a large answer. A question `slow` is answered, and a stream, `/Ingress/Follow`, goes on from its
 first part, once a line comes on standard input. From SIGUSR1 on it says, asked for its health, that it drains, as
-`ray.serve._private.replica` does. Asked for `/healthz`, it says the load that was last put at `/load`.
+`ray.serve._private.replica` does. Asked for its load, it says what was last put at `/load`.
 """
 
 import asyncio
@@ -81,11 +81,11 @@ def over_http(ingress: Ingress) -> web.Application:
         return web.Response()
 
     async def says_load(request: web.Request) -> web.Response:
-        return web.Response(headers={"openbook-load": ingress.load.decode()} if ingress.load else None)
+        return web.Response(body=ingress.load, status=200 if ingress.load else 404)
 
     application = web.Application(client_max_size=1 << 20)
     application.router.add_get("/-/healthz", healthz)
-    application.router.add_get("/healthz", says_load)
+    application.router.add_get("/-/load", says_load)
     application.router.add_put("/load", load)
     application.router.add_post("/Ingress/Ask", ask)
     application.router.add_post("/Ingress/Follow", follow)

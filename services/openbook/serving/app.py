@@ -25,6 +25,7 @@ from openbook.rag.ports import Generator
 from openbook.serving.access.exposure import check_exposure
 from openbook.serving.access.gate import open_gate
 from openbook.serving.endpoint.ingress import AnswerIngress
+from openbook.serving.endpoint.load import tell
 from openbook.serving.endpoint.service import AnswerService
 from openbook.serving.nodes import source_on_ray
 from openbook.serving.workers.encoder import EncoderDeployment, EncoderLoader, EncoderModel, LocalEncoder, RemoteEncoder
@@ -202,6 +203,7 @@ class Ingress(AnswerIngress):
         check_ready = partial(index.connect, min_coverage)
         service = AnswerService(pipeline, settings, check_ready, quotas, lambda: index.named, load)
         super().__init__(service, gate)
+        tell(service.load)
         metrics.become("ingress")
         log.info("%s: snapshot %s, %d passages", settings.serving.topology, index.snapshot_id, index.n_passages)
 

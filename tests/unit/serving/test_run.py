@@ -59,7 +59,7 @@ def test_an_endpoint_counts_as_one_once_it_has_as_much_of_its_index_as_it_needs(
 ) -> None:
     """Or nobody is called while it waits: the alert asks for a process of this role. It has all that settings name."""
     roles, asked, made = list[str](), list[float](), list[Any]()
-    warmed, gates = list[bool](), list[Any]()
+    warmed, gates, told = list[bool](), list[Any](), list[Any]()
 
     async def connect(min_coverage: float) -> None:
         asked.append(min_coverage)
@@ -78,7 +78,8 @@ def test_an_endpoint_counts_as_one_once_it_has_as_much_of_its_index_as_it_needs(
     monkeypatch.setattr(app, "open_index", open_index)
     monkeypatch.setattr(app, "TierMetrics", lambda index: CollectorRegistry())
     monkeypatch.setattr(app, "REGISTRY", CollectorRegistry())
-    monkeypatch.setattr(app, "AnswerService", lambda *arguments: made.extend((*arguments[2:4], arguments[5])))
+    monkeypatch.setattr(app, "AnswerService", lambda *them: made.extend(them[2:4]) or SimpleNamespace(load=them[5]))
+    monkeypatch.setattr(app, "tell", told.append)
     monkeypatch.setattr(
         "openbook.serving.endpoint.ingress.AnswerIngress.__init__", lambda replica, service, gate: gates.append(gate)
     )
@@ -97,12 +98,12 @@ def test_an_endpoint_counts_as_one_once_it_has_as_much_of_its_index_as_it_needs(
             }
         )
         await replica.__init__(settings, lambda _: None, lambda _: None)
-        answers, check_ready, quotas, load = made
+        answers, check_ready, quotas = made
         await check_ready()
         assert isinstance(answers, TieredCache)
         (gate,) = gates
         assert quotas is gate.quotas
-        assert load == "load"
+        assert told == ["load"]
 
     asyncio.run(scenario())
     assert (roles, asked, warmed) == (["ingress-starting", "ingress"], [0.5, 0.5], [True])

@@ -403,21 +403,18 @@ def test_what_is_asked_and_on_whose_behalf_reaches_the_index_tier(caplog: pytest
     assert [line.partition(" s, ")[2] for line in caplog.messages] == ["request id mine, caller me"]
 
 
-def test_health_says_how_long_a_generator_is_busy_unless_a_question_has_just_failed(
+def test_a_service_says_how_long_its_generator_is_busy_unless_a_question_has_just_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Who fails at once has nothing to do, and would be asked everything."""
 
-    def said(under_test: AnswerService) -> str | None:
-        return request("GET", "/healthz", under_test).headers.get(wire.LOAD_HEADER)
-
     under_test = service(missing_shards=(1,), load=lambda: (2.5, 0.25))
     refused = request("POST", "/v1/answer", under_test, json={"question": "who", "k": 0})
-    assert (refused.status_code, said(under_test), said(service())) == (400, "2.500000 0.250000", None)
+    assert (refused.status_code, under_test.load(), service().load()) == (400, (2.5, 0.25), None)
     assert request("POST", "/v1/answer", under_test, json={"question": "who"}).status_code == 503
-    assert said(under_test) is None
+    assert under_test.load() is None
     monkeypatch.setattr("openbook.serving.endpoint.service.FAILING_S", 0.0)
-    assert said(under_test) == "2.500000 0.250000"
+    assert under_test.load() == (2.5, 0.25)
 
 
 def test_without_its_index_tier_the_endpoint_is_not_ready() -> None:

@@ -17,6 +17,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openbook.errors import BodyTooLarge, BodyTooSlow, InvalidRequest, OpenbookError, Overloaded
+from openbook.serving.endpoint.load import LoadTold
 from openbook.serving.endpoint.quiet import quieten
 from openbook.serving.endpoint.replies import error_reply, request_id_of
 from openbook.telemetry import refused
@@ -53,7 +54,7 @@ class BodyLimits:
 def middlewares() -> list[Middleware]:
     """For Serve to put in front of its places. Of ours, its proxies call nothing else."""
     quieten()
-    return [Middleware(BufferedBodies)]
+    return [Middleware(LoadTold), Middleware(BufferedBodies)]
 
 
 class BufferedBodies:

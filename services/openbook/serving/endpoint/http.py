@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
-from openbook import __version__, wire
+from openbook import __version__
 from openbook.core.json_text import LongNumber, read_json
 from openbook.errors import InvalidRequest, OpenbookError
 from openbook.logs import as_ours
@@ -128,10 +128,8 @@ def build_app(service: AnswerService, gate: Gate | None = None) -> FastAPI:
             return to_json(ExcerptOut.model_validate(await service.excerpt(wanted, context)))
 
     @app.get("/healthz", tags=[HEALTH])
-    async def healthz(response: Response) -> dict[str, str]:
+    async def healthz() -> dict[str, str]:
         """Whether the replica that answers lives, whatever else does: its event loop runs."""
-        if load := service.load():
-            response.headers[wire.LOAD_HEADER] = " ".join(f"{seconds:.6f}" for seconds in load)
         return {"status": "ok"}
 
     @app.get("/readyz", tags=[HEALTH])

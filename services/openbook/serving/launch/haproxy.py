@@ -56,6 +56,7 @@ a connection asks over it.
 """
 
 ERRORS = {
+    404: ("NOT_FOUND", "there is nothing here"),
     408: ("DEADLINE_EXCEEDED", f"a request must arrive within {REQUEST_TIMEOUT_S} s"),
     500: ("INTERNAL", "internal error of the proxy"),
     502: ("UNAVAILABLE", "the replica broke off its answer"),
@@ -129,7 +130,7 @@ def mended(config: str, folder: Path) -> str:
     # Just started it knows of no application yet: that is no reason to say that there is nothing to be found.
     config = re.sub(r"^( *http-request) return status .* Ping .*$", r"\1 deny deny_status 503", config, flags=re.M)
     # Replicas never meet who sends byte by byte.
-    mends = f"    option http-buffer-request\n{NOT_TOLD}{OPENAI}"
+    mends = f"    option http-buffer-request\n{OPENAI}{NOT_TOLD}"
     config = _surely(r"^frontend http_frontend\n", rf"\g<0>{mends}", config)
     n_grpc = len(re.findall(r"^ *bind .* proto h2$", config, flags=re.M))  # none where gRPC is not served
     config = _surely(r"^frontend grpc_frontend\n", rf"\g<0>{WHOLE_CALLS}", config, n_grpc)

@@ -1,8 +1,8 @@
 """Which replica HAProxy asks: the one that is predicted to be done first.
 
 How many questions a replica has does not tell: a batch that has just begun has as many as one about to end, one GPU may
-be twice as fast as another, and a replica that refuses all has the fewest. So replicas say how long they take, in a
-header of `/healthz`, for which HAProxy asks them itself. Between two replies it adds what it sends.
+be twice as fast as another, and a replica that refuses all has the fewest. So replicas say how long they take, when
+HAProxy asks them itself (`endpoint.load`). Between two replies it adds what it sends.
 """
 
 ASKED_S = 0.05
@@ -13,12 +13,14 @@ SILENT_S = 0.5
 """One that has been to answer for so long is passed by; if all have, HAProxy chooses as if none of this were there."""
 
 AGAIN_S = 1.0
-"""Until one is asked again that did not say: it is silent, has just failed, or has no generator (`split`)."""
+"""Until one is asked again that did not say: it is silent, has just failed, or has no generator (`split`). And until
+any is while none has anything to do and nothing comes: whoever gets the next question is free.
+"""
 
 CHOSEN = "    use-server %[lua.soonest] unless { var(proc.drawn) -m bool }"
 """Of a backend. A replica that is down, or has no name, is not used. Who measures may tell HAProxy to draw two."""
 
-NOT_TOLD = "    http-response del-header openbook-load\n"
+NOT_TOLD = "    http-request deny deny_status 404 if { path /-/load }\n"
 """Of HTTP's frontend: how busy replicas are is nothing for callers."""
 
 SOONEST = "soonest.lua"
@@ -26,24 +28,31 @@ SOONEST_LUA = (
     f"local ASKED_S, SILENT_S, AGAIN_S = {ASKED_S}, {SILENT_S}, {AGAIN_S}\n"
     + """\
 local known, n_asked = {}, 0  -- by the name of a replica, which is the same over HTTP and gRPC
+local sent = 0  -- when a question came last
 
 local function seconds()
   local now = core.now()
   return now.sec + now.usec / 1000000
 end
 
+local function is_idle()
+  local now = seconds()
+  for _, it in pairs(known) do
+    if it and it.due > now then return false end
+  end
+  return now - sent > AGAIN_S
+end
+
 -- Over a connection that is kept: to open one costs a replica more than to answer.
 local function ask(connection, address)
-  local left, each, size = nil, nil, 0
-  local line = connection:send("GET /healthz HTTP/1.1\\r\\nHost: " .. address .. "\\r\\n\\r\\n") and "sent"
+  local size = 0
+  local line = connection:send("GET /-/load HTTP/1.1\\r\\nHost: " .. address .. "\\r\\n\\r\\n") and "sent"
   while line and line:match("%S") do
     line = connection:receive("*l")
-    local name, value = (line or ""):lower():match("^([%w-]+): *(.*)$")
-    if name == "content-length" then size = tonumber(value) or 0 end
-    if name == "openbook-load" then left, each = value:match("^(%d+%.%d+) (%d+%.%d+)") end
+    size = tonumber((line or ""):lower():match("^content%-length: *(%d+)")) or size
   end
-  if size > 0 then connection:receive(size) end
-  return line and left and {heard = seconds(), due = seconds() + left, each = tonumber(each)}
+  local left, each = (line and size > 0 and connection:receive(size) or ""):match("^(%d+%.%d+) (%d+%.%d+)$")
+  return left and {heard = seconds(), due = seconds() + left, each = tonumber(each)}
 end
 
 local function follow(name, address)
@@ -56,7 +65,10 @@ local function follow(name, address)
     end
     known[name] = ask(connection, address)
     if not known[name] then connection:close() end
-    core.msleep(math.ceil(1000 * (known[name] and ASKED_S * n_asked or AGAIN_S)))
+    local asked = seconds()
+    repeat
+      core.msleep(math.ceil(1000 * ASKED_S * n_asked))
+    until seconds() - asked > AGAIN_S or known[name] and not is_idle()
   end
 end
 
@@ -69,12 +81,14 @@ end
 core.register_fetches("soonest", function(txn)
   local now, backend, found, least = seconds(), txn.f:be_name(), "", math.huge
   for name, it in pairs(known) do
-    if it and now - it.heard < SILENT_S + ASKED_S * n_asked and txn.f:srv_is_up(backend .. "/" .. name) == 1 then
+    local is_fresh = it and now - it.heard < AGAIN_S + SILENT_S + ASKED_S * n_asked
+    if is_fresh and txn.f:srv_is_up(backend .. "/" .. name) == 1 then
       local left = math.max(it.due - now, 0) + math.random() / 1000
       if left < least then found, least = name, left end
     end
   end
   local it = known[found]
+  sent = now
   if it then it.due = math.max(it.due, now) + it.each end
   return found
 end)
