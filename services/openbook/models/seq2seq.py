@@ -11,6 +11,8 @@ same numbers.
 
 import copy
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -23,6 +25,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import MoEModelOutput
 from transformers.modeling_utils import AttentionInterface
 
@@ -152,6 +155,8 @@ class Seq2Seq:
         for module in self._twin.modules():
             if adds_gradients and isinstance(module, nn.Embedding):
                 module.sparse = True  # autograd adds a sparse gradient to a dense `.grad` in place
+            if isinstance(module, GradientCheckpointingLayer):  # what every layer is, of transformers' own models
+                module.register_forward_pre_hook(_look_up)
         if not keep_mode:
             self._twin.eval()
 
@@ -165,7 +170,7 @@ class Seq2Seq:
         return reader
 
     def stopped_by(self, check: Check) -> "Seq2Seq":
-        """The same model and weights; `check` is called before each portion of work, and stops it all by raising."""
+        """The same model and weights; `check` is called before each layer, and stops it all by raising."""
         reader = copy.copy(self)
         reader._check = check
         return reader
@@ -192,10 +197,10 @@ class Seq2Seq:
         hidden: list[Tensor] = [ids] * len(order)
         longest = int(lengths.max())
         for rows in _runs(order, lengths.tolist(), self.tokens_at_once):
-            self._check()
             length = int(lengths[rows[-1]])
             some, real = ids[rows, :length], mask[rows, :length].long()
-            encoded = self._encoded(some, real)
+            with _looking_up(self._check):
+                encoded = self._encoded(some, real)
             for row, each in zip(rows, F.pad(encoded, (0, 0, 0, longest - length)), strict=True):
                 hidden[row] = each
         mask = mask[:, :longest]
@@ -217,7 +222,6 @@ class Seq2Seq:
 
     def states(self, contexts: Contexts, tokens: Tensor, past: EncoderDecoderCache | None = None) -> Tensor:
         """(r, b, t, h): what the decoder knows after each of the (r, b, t) tokens, given those in `past`."""
-        self._check()
         rows, beams, length = tokens.shape
         hidden, mask = contexts.hidden, contexts.mask
         if not self.folds:
@@ -225,13 +229,14 @@ class Seq2Seq:
             mask = None if mask is None else mask.repeat_interleave(beams, 0).long()
         elif mask is not None:
             mask = mask[:, None, None, :]
-        output = self._twin(
-            encoder_outputs=MoEModelOutput(hidden),  # of mixtures of experts, and all that others need
-            attention_mask=mask,
-            decoder_input_ids=tokens.reshape(rows * beams, length),
-            use_cache=past is not None,
-            **{self._past_name: past},
-        )
+        with _looking_up(self._check):
+            output = self._twin(
+                encoder_outputs=MoEModelOutput(hidden),  # of mixtures of experts, and all that others need
+                attention_mask=mask,
+                decoder_input_ids=tokens.reshape(rows * beams, length),
+                use_cache=past is not None,
+                **{self._past_name: past},
+            )
         states: Tensor = output.logits
         return states.view(rows, beams, length, -1)
 
@@ -279,6 +284,24 @@ class Steps:
             cross.batch_select_indices(flat)
         self._past.self_attention_cache.batch_select_indices(flat)
         self._past = EncoderDecoderCache(self._past.self_attention_cache, cross)
+
+
+_CHECK: ContextVar[Check] = ContextVar("check", default=go_on)
+
+
+@contextmanager
+def _looking_up(check: Check) -> Iterator[None]:
+    """What runs within calls it now and before each layer. It may compute something else with the same model."""
+    check()
+    former = _CHECK.set(check)
+    try:
+        yield
+    finally:
+        _CHECK.reset(former)
+
+
+def _look_up(*_: object) -> None:
+    _CHECK.get()()
 
 
 def _runs(order: list[int], lengths: list[int], max_tokens: int) -> Iterator[list[int]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import tiny_models as tiny
+from transformers.models.bart.modeling_bart import BartDecoderLayer, BartEncoderLayer
 
 from openbook.core.deadline import go_on
 from openbook.core.types import Decoding, Formulation, GenerationSettings
@@ -55,8 +56,9 @@ class Watched:
     def __init__(self) -> None:
         self.reader = Seq2Seq(tiny.bart())
         self.events: list[str] = []
-        for module in (self.reader._twin, self.reader._twin.get_encoder()):
-            module.register_forward_hook(lambda *_: self.events.append("computes"))
+        for module in self.reader._twin.modules():
+            if type(module) in (BartEncoderLayer, BartDecoderLayer):
+                module.register_forward_hook(lambda *_: self.events.append("computes"))
 
     def run(self, work: Callable[[Seq2Seq], Any], n_checks: int | None = None) -> list[str]:
         """The events of some work, which its n-th check stops."""
@@ -72,12 +74,12 @@ class Watched:
 
 
 @pytest.mark.parametrize("name", WORK)
-def test_work_stops_before_the_next_portion(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_stops_before_the_next_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(seq2seq._AT_ONCE, "cpu", 16)
     watched, work = Watched(), WORK[name]
     whole = watched.run(work)
     longest = max(len(list(run)) for event, run in groupby(whole) if event == "computes")
-    assert (whole[0], longest) == ("checks", 1)  # never two portions without a look at the check
+    assert (whole[0], longest) == ("checks", 1)  # never two layers without a look at the check
     checks = [i for i, event in enumerate(whole) if event == "checks"]
     for n in (1, 2, len(checks) // 2, len(checks)):
         with pytest.raises(Stopped):
