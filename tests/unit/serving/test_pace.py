@@ -35,6 +35,17 @@ def test_noise_moves_predictions_no_further_than_itself(seed: int) -> None:
         assert pace.seconds("key", work) == pytest.approx(0.2 + 0.1 * work, rel=0.35)
 
 
+@given(seed=st.integers(0, 99), unlucky=st.floats(1, 3))
+def test_of_one_large_batch_that_took_long_no_batch_is_thought_not_to_pay(seed: int, unlucky: float) -> None:
+    """As where two replicas warm up at once. None would be made that tells otherwise: all would go one by one."""
+    pace, rng = Pace(), random.Random(seed)
+    pace.learn("key", 1, 0.4, 0.0)
+    pace.learn("key", 4, unlucky * 0.9, 0.0)  # with 0.2 s of it fixed
+    for now in range(60):
+        assert pace.worthwhile("key") >= 4
+        pace.learn("key", 1, 0.4 * rng.lognormvariate(-0.08, 0.4), now)  # answers differ in length
+
+
 def test_before_anything_was_seen_nothing_takes_time_and_any_batch_pays() -> None:
     assert Pace().seconds("key", 100) == 0.0
     assert Pace().worthwhile("key") == float("inf")

@@ -32,7 +32,7 @@ class Desk:
         self.clock = ManualClock()
         self.start_s, self.each_s = start_s, each_s
         self.queue: Queue[Waiting] = Queue("model", max_batch, max_queue, max_work, self.clock)
-        for work in (1, 4):
+        for work in (1, 4, 1, 4):
             self.queue.learn([self.question(work=work)], self.seconds(work))
 
     def seconds(self, work: int) -> float:
@@ -333,8 +333,8 @@ def test_beside_a_long_batch_runs_what_is_short_and_other() -> None:
 
 def test_all_that_is_short_is_short_together() -> None:
     desk = Desk(start_s=1, max_batch=8)
-    desk.enter(work=31, key="long")
-    desk.queue.begin(desk.queue.take()[0])  # of 32 s
+    desk.enter(work=32, key="long")
+    desk.queue.begin(desk.queue.take()[0])  # of 33 s
     short = [desk.enter() for _ in range(5)]
     assert desk.queue.take(is_short=True)[0] == short[:3]  # 1 + 3
 

@@ -16,16 +16,20 @@ OUTLIER = 4.0
 WASTED = 0.03
 """Of a batch's seconds, what may be fixed cost: a larger batch would hardly be cheaper, and all in it wait longer."""
 
+DOUBT = 2.0
+"""Standard errors."""
+
 
 @dataclass(slots=True)
 class _Line:
     """seconds = start_s + slope * work by weighted least squares; both at least 0."""
 
-    n: float = 0.0  # batches; all five are sums over them, of weights and of weighted values
+    n: float = 0.0  # batches; all six are sums over them, of weights and of weighted values
     work: float = 0.0
     seconds: float = 0.0
     work_work: float = 0.0
     work_seconds: float = 0.0
+    seconds_seconds: float = 0.0
     learned_at: float = -math.inf
     tried_at: float = -math.inf
 
@@ -35,6 +39,7 @@ class _Line:
         self.seconds = KEPT * self.seconds + seconds
         self.work_work = KEPT * self.work_work + work * work
         self.work_seconds = KEPT * self.work_seconds + work * seconds
+        self.seconds_seconds = KEPT * self.seconds_seconds + seconds * seconds
         self.learned_at = now
 
     @property
@@ -54,9 +59,19 @@ class _Line:
         return (self.seconds - slope * self.work) / self.n, slope
 
     def worthwhile(self) -> float:
-        """Work beyond which a batch is hardly cheaper; inf where that is not known."""
+        """Work beyond which a batch is hardly cheaper; inf where that is not known.
+
+        By the least slope that may be, DOUBT standard errors below: of one large batch that happened to take long it
+        would seem that none pays, and none would be made that tells otherwise.
+        """
+        if not self._spread or self.n <= 2:
+            return math.inf
         start_s, slope = self.fit()
-        return start_s / (WASTED * slope) if slope and self._spread else math.inf
+        squares = self.seconds_seconds - 2 * (start_s * self.seconds + slope * self.work_seconds)
+        squares += self.n * start_s**2 + 2 * start_s * slope * self.work + slope**2 * self.work_work
+        error = math.sqrt(max(0.0, squares) / (self.n - 2) * self.n / self._spread)
+        least = max(0.0, slope - DOUBT * error)
+        return (self.seconds - least * self.work) / (self.n * WASTED * least) if least else math.inf
 
 
 class Pace:
