@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -54,6 +55,21 @@ def test_what_is_sent_to_one_counts_before_it_says_so(behind: Behind) -> None:
     until(lambda: asked(behind) == [0])
     say(behind, "0.0 1.0", "3.0 1.0")
     until(lambda: asked(behind, 20) == [0, 1])
+
+
+def test_who_asks_for_little_does_not_wait_for_himself_where_all_have_much_to_do(behind: Behind) -> None:
+    """As he does not wait for the others."""
+    numbers, callers = {str(process.pid): i for i, process in enumerate(behind.ingresses)}, count()
+
+    def asks(caller: str) -> int:
+        url, headers = f"http://127.0.0.1:{behind.http}/Ingress/Ask", {"x-caller": caller}
+        return numbers[httpx.post(url, content=b"who", headers=headers).raise_for_status().text]
+
+    say(behind, "50.0 9.0", "100.0 9.0")
+    until(lambda: [asks(f"new {next(callers)}") for _ in range(5)] == [0] * 5)
+    assert [asks("one"), asks("one"), asks("other"), asks("one")] == [0, 1, 0, 0]
+    say(behind, "0.0 9.0", "100.0 9.0")
+    until(lambda: [asks("one") for _ in range(3)] == [0] * 3)
 
 
 def test_who_does_not_say_is_not_asked_and_where_nobody_says_all_are(behind: Behind) -> None:
