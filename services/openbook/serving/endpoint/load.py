@@ -1,4 +1,4 @@
-"""How busy this replica is, told to HAProxy in front of Serve: through Serve, to tell takes eight times as much."""
+"""How busy this replica is, told to HAProxy in front of Serve: through Serve it takes three times as much."""
 
 import asyncio
 from collections.abc import Callable
