@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Callable
-from itertools import chain, groupby
+from itertools import chain, groupby, product
 from typing import Any
 
 import pytest
@@ -44,6 +44,9 @@ WORK = {
     "labels": lambda reader: score_answers(reader, *INPUTS, ANSWERS, SEQUENCE),
     "labels token": lambda reader: score_answers(reader, *INPUTS, ANSWERS, TOKEN),
 }
+
+
+OTHERS = (tiny.mbart, tiny.pegasus, tiny.t5, tiny.switch, tiny.nllb_moe, tiny.bert2bert)
 
 
 class Stopped(Exception):
@@ -93,12 +96,14 @@ def test_a_check_that_does_not_stop_it_changes_nothing(name: str) -> None:
     assert pickle.dumps(WORK[name](reader.stopped_by(go_on))) == pickle.dumps(WORK[name](reader))
 
 
-@pytest.mark.parametrize("name", WORK)
-def test_what_is_computed_while_a_check_is_called_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "build"), [*product(WORK, [tiny.bart]), *product(["thorough"], OTHERS)])
+def test_what_is_computed_while_a_check_is_called_changes_nothing(
+    name: str, build: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Short questions and the tokens of streams are answered there, by the same model."""
     monkeypatch.setattr(vocabulary, "_TILE", (16, 16))  # several to a vocabulary of 50
     monkeypatch.setitem(seq2seq._AT_ONCE, "cpu", 16)
-    reader, within = Seq2Seq(tiny.bart()), list[str]()
+    reader, within = Seq2Seq(build()), list[str]()
     wanted = pickle.dumps(WORK[name](reader))
 
     def check() -> None:
