@@ -54,14 +54,20 @@ class Stopped(Exception):
 
 
 class Watched:
-    """A small model, and in which order it computed and looked at its check."""
+    """A small model, and in which order it computed, by layers or else by portions, and looked at its check.
 
-    def __init__(self) -> None:
+    By portions it is as a model whose layers are not transformers' own: nothing is known of them.
+    """
+
+    def __init__(self, by_layers: bool = True) -> None:
         self.reader = Seq2Seq(tiny.bart())
         self.events: list[str] = []
-        for module in self.reader._twin.modules():
-            if type(module) in (BartEncoderLayer, BartDecoderLayer):
-                module.register_forward_hook(lambda *_: self.events.append("computes"))
+        twin = self.reader._twin
+        layers = [module for module in twin.modules() if type(module) in (BartEncoderLayer, BartDecoderLayer)]
+        for layer in () if by_layers else layers:
+            layer._forward_pre_hooks.clear()
+        for module in layers if by_layers else (twin, twin.get_encoder()):
+            module.register_forward_hook(lambda *_: self.events.append("computes"))
 
     def run(self, work: Callable[[Seq2Seq], Any], n_checks: int | None = None) -> list[str]:
         """The events of some work, which its n-th check stops."""
@@ -76,13 +82,16 @@ class Watched:
         return list(self.events)
 
 
+@pytest.mark.parametrize("by_layers", [True, False])
 @pytest.mark.parametrize("name", WORK)
-def test_work_stops_before_the_next_layer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_stops_before_the_next_layer_or_portion(
+    name: str, by_layers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(seq2seq._AT_ONCE, "cpu", 16)
-    watched, work = Watched(), WORK[name]
+    watched, work = Watched(by_layers), WORK[name]
     whole = watched.run(work)
     longest = max(len(list(run)) for event, run in groupby(whole) if event == "computes")
-    assert (whole[0], longest) == ("checks", 1)  # never two layers without a look at the check
+    assert (whole[0], longest) == ("checks", 1)  # never two without a look at the check
     checks = [i for i, event in enumerate(whole) if event == "checks"]
     for n in (1, 2, len(checks) // 2, len(checks)):
         with pytest.raises(Stopped):
