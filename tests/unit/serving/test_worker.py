@@ -17,7 +17,7 @@ from openbook.serving.app import Ingress
 from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.encoder import EncoderDeployment
 from openbook.serving.workers.generator import GeneratorDeployment
-from openbook.serving.workers.worker import LEAST_NICE, Stopped, Worker, _Gpu, _look_at, apart, check_gpu
+from openbook.serving.workers.worker import GIVES_WAY, Stopped, Worker, _Gpu, _look_at, apart, check_gpu
 from openbook.testing import ManualClock
 
 LONG, SHORT = 100, 1
@@ -433,5 +433,5 @@ def test_who_loads_a_model_gives_way_to_those_who_answer() -> None:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     before = niceness()
-    assert apart(niceness) == LEAST_NICE
+    assert apart(niceness) == GIVES_WAY
     assert niceness() == before

@@ -42,8 +42,10 @@ FATAL = re.compile(
 """In CUDA's words for errors after which, it says, a process must be started anew; the last two are those of a context
 and of a card that are gone. Others, as of a full memory or an invalid argument, leave it whole.
 """
-LEAST_NICE = 19
-"""Of what is done before a replica answers: in an update another one beside it does, and must not notice."""
+GIVES_WAY = 10
+"""The niceness of what is done before a replica answers: in an update another one beside it does, and must hardly
+notice. With the most, 19, it would not begin for a quarter of an hour where others keep all cores busy.
+"""
 
 
 def apart(load: Callable[[], Result]) -> Result:
@@ -59,7 +61,7 @@ def apart(load: Callable[[], Result]) -> Result:
 def _give_way() -> None:
     """This thread, and those that it starts. Elsewhere than on Linux it would be the whole process, for ever."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_NICE)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GIVES_WAY)
 
 
 @asynccontextmanager
