@@ -17,7 +17,7 @@ from openbook.core.deadline import Check, go_on
 
 _MAX_LOGITS = 1 << 24  # logits held at once in the loss: 64 MiB in float32
 _MAX_KEPT = 1 << 25  # logits whose memory is kept: 128 MiB; 32 beams over 100 passages have five times as many
-_TILE = (1024, 1024)  # states x vocabulary entries at once on a CPU: 4 MiB in float32
+_TILE = (1024, 1024)  # states x vocabulary entries at once on a CPU: 4 MiB in float32; of fewer states more entries
 
 
 class Vocabulary:
@@ -49,8 +49,9 @@ class Vocabulary:
             return self._logits(states).to(self.dtype).log_softmax(-1)
         logits = self._room(states, self.size)
         filled, self._scratch = self._scratch, torch.empty(0)  # a check may have this model compute something else
-        weights, biases = torch.split(self._output.weight, _TILE[1]), torch.split(self._bias(self._output), _TILE[1])
-        for part, weight, bias in zip(torch.split(logits, _TILE[1], -1), weights, biases, strict=True):
+        width = _width(len(states))
+        weights, biases = torch.split(self._output.weight, width), torch.split(self._bias(self._output), width)
+        for part, weight, bias in zip(torch.split(logits, width, -1), weights, biases, strict=True):
             check()
             _into(part, states, weight, bias)
         self._scratch = filled if len(filled) <= _MAX_KEPT else torch.empty(0)
@@ -93,7 +94,7 @@ class Vocabulary:
 
     def tiles(self, states: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Some tokens, their part of the matrix in the dtype of the states, their (m, ...) logits until the next."""
-        width = self.size if weight.is_cuda else _TILE[1]
+        width = self.size if weight.is_cuda else _width(len(states))
         for first in range(0, self.size, width):
             some = slice(first, min(first + width, self.size))
             part, logits = weight[some].to(states.dtype), self._room(states, some.stop - first)
@@ -161,6 +162,11 @@ class _TokenLogProbs(torch.autograd.Function):
             if of_weight is not None:
                 of_weight[some] += of_logits.T @ states
         return None, of_states, None if in_place else of_weight, of_bias, None
+
+
+def _width(n_states: int) -> int:
+    """Of a tile. Each has a cost of its own, which for the states of one question would be most of it."""
+    return _TILE[1] * max(1, _TILE[0] // max(1, n_states))
 
 
 def _product_dtype(states: Tensor) -> torch.dtype:

@@ -30,6 +30,7 @@ from openbook.models.decoding import (
     stream,
 )
 from openbook.models.marginal import label_log_likelihood
+from openbook.models.search import _best
 
 SPECIAL = SpecialTokens(tiny.EOS, (tiny.EOS,), tiny.PAD)
 ARCHITECTURES = [tiny.bart, tiny.mbart, tiny.pegasus, tiny.t5, tiny.bert2bert]
@@ -247,8 +248,23 @@ def test_vocabulary_and_scoring_in_slices_change_nothing(monkeypatch: pytest.Mon
                 patch.setattr(f"openbook.models.{limit}", 7)
             patch.setattr("openbook.models.seq2seq._AT_ONCE", {"cpu": 11})
             patch.setattr("openbook.models.vocabulary._TILE", (3, 7))
+            patch.setattr("openbook.models.search._BLOCK", 6)
             for got, wanted in zip(generate(model, ids, mask, scores, settings, special), whole, strict=True):
                 _assert_same(got, wanted)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("n", [1, 8, 300])
+def test_the_best_continuations_are_found_whatever_else_there_is(n_tokens: int, n: int) -> None:
+    random = torch.Generator().manual_seed(n_tokens)
+    log_p = torch.randint(-9, 0, (3, 4, n_tokens), generator=random).double()  # with many ties
+    log_p[torch.rand(log_p.shape, generator=random) < 0.3] = -torch.inf
+    running = torch.tensor([[0.0, -1, -2, -torch.inf]] * 3).double()
+    score, index = _best(n, log_p, running)
+    all_scores = (log_p + running[..., None]).flatten(1)
+    assert torch.equal(score, all_scores.topk(min(n, 4 * n_tokens)).values)
+    assert torch.equal(score, all_scores.gather(1, index))
+    assert all(len(set(of_group)) == len(of_group) for of_group in index.tolist())
 
 
 def test_giving_up_candidates_saves_work_and_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
