@@ -25,15 +25,17 @@ done
 request -subj /CN=openbook -addext "subjectAltName=$names" -keyout /dev/null -out /dev/null
 
 mkdir -p -m 755 "$folder" # its files may be given to another user, as that of the containers, who has to come in
+folder=$(cd "$folder" && pwd) # whole, for `secrets/-ca` would lie within
 umask 077
 mkdir -p "$folder-ca"
 echo '*' >"$folder-ca/.gitignore"
-ca=$(cd "$folder-ca" && pwd)/ca.key
+ca=$folder-ca/ca.key
 cd "$folder"
-trap 'rm -f ca.new key.new cert.new cert.csr cert.ext' EXIT
+trap 'rm -f token.new ca.new key.new cert.new cert.csr cert.ext' EXIT
 
 if ! [ -e ray-token ]; then
-  openssl rand -hex 32 >ray-token
+  openssl rand -hex 32 >token.new
+  mv token.new ray-token
 fi
 if ! [ -e ca.pem ]; then
   request -x509 -days 3650 -subj "/CN=openbook CA" -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign \

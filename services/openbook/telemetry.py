@@ -9,6 +9,7 @@ from typing import Self
 
 from prometheus_client import Counter, Gauge, Histogram, start_http_server
 
+from openbook.core.address import address_of
 from openbook.errors import PortInUse, StartupError
 
 log = logging.getLogger(__name__)
@@ -99,10 +100,12 @@ class MetricsServer:
                 self._server, self._thread = start_http_server(each, host)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    raise StartupError(f"metrics at {host}:{each}: cannot listen: {error.strerror}") from None
+                    raise StartupError(
+                        f"metrics at {address_of(host, each)}: cannot listen: {error.strerror}"
+                    ) from None
             else:
                 self.port = self._server.server_port
-                log.info("metrics of %s: http://%s:%d/metrics", role, host, self.port)
+                log.info("metrics of %s: http://%s/metrics", role, address_of(host, self.port))
                 return
         raise PortInUse(f"metrics at {host}: ports {tried[0]}..{tried[-1]} are all taken")
 

@@ -54,7 +54,7 @@ for unit in sys.argv[3:]:
     credentials.mkdir(parents=True)
     (state / "openbook").mkdir(parents=True, exist_ok=True)
     text = Path(f"/etc/systemd/system/{{name}}{{at}}.service").read_text()
-    for specifier, value in {{"%i": instance, "%d": str(credentials), "%S": str(state), "$$": "$"}}.items():
+    for specifier, value in {{"%i": instance, "%t": "/run", "%n": unit, "%S": str(state), "$$": "$"}}.items():
         text = text.replace(specifier, value)
     said = lambda key: re.findall(rf"^{{key}}=(.*)$", text, re.M)
     for credential in said("LoadCredential"):

@@ -193,6 +193,10 @@ def test_a_redis_that_is_not_there_is_named() -> None:
         KeyRedisBook(settings).all()
     with pytest.raises(InvalidConfig, match=r"access.url must be set"):
         KeyRedisBook(AccessSettings(keys="redis"))
+    nobodys = KeyRedisBook(AccessSettings(keys="redis", url="redis://keys..example.org/0"))
+    for asked in (nobodys.all, lambda: nobodys.put(lambda records: records[0])):
+        with pytest.raises(InvalidConfig, match=r"access.url: UnicodeError: .*label empty"):
+            asked()
 
 
 # --- quotas

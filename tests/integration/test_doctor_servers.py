@@ -101,6 +101,13 @@ def test_another_web_server_at_its_port_is_not_ready(says: bytes) -> None:
     assert (told.level, told.says[:29]) == (Level.ILL, "something else has its port: ")
 
 
+def test_what_another_web_server_calls_a_date_may_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Web, "date_time_string", lambda self: "soon")
+    with web(b"") as port:
+        first, over_grpc = endpoint(ServingSettings(http_port=port, grpc_port=free_port()))
+    assert (first.level, over_grpc.level) == (Level.ILL, Level.ILL)
+
+
 @contextmanager
 def healthy(says: Any) -> Iterator[int]:
     """The port of a gRPC server with this to say of its health."""

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -180,9 +181,10 @@ def test_a_used_port_is_named(snapshot: Path, server: IndexServer) -> None:
         third.stop()
 
 
-def test_an_address_that_is_not_ours(snapshot: Path) -> None:
-    server = IndexServer(IndexServerSettings(snapshot=snapshot, host="192.0.2.1"))
-    with pytest.raises(StartupError, match=r"192\.0\.2\.1:0: cannot listen: Cannot assign"):
+@pytest.mark.parametrize(("host", "why"), [("192.0.2.1", "Cannot assign"), ("0.0.0..0", ".*label empty")])
+def test_an_address_that_is_not_ours(host: str, why: str, snapshot: Path) -> None:
+    server = IndexServer(IndexServerSettings(snapshot=snapshot, host=host))
+    with pytest.raises(StartupError, match=rf"{re.escape(host)}:0: cannot listen: {why}"):
         server.start()
     server.stop()
 

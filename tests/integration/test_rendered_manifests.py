@@ -416,6 +416,15 @@ def serves(args: list[str]) -> dict[str, Any]:
     return dict(command.commands["index"].commands["serve"].make_context("serve", args[2:]).params)
 
 
+@pytest.mark.parametrize("unit", ["openbook", "openbook-index@"])
+def test_a_unit_says_nothing_that_systemd_247_does_not_know(unit: str) -> None:
+    """Which has no %d: of a line with one it makes none, and whoever is told by it of TLS would serve in the clear."""
+    text = RENDERED[f"deploy/systemd/{unit}.service"]
+    assert set(re.findall("%.", text)) <= {"%i", "%n", "%t", "%S"}
+    folder, loaded = "%t/credentials/%n/", set(re.findall("^LoadCredential=(.+):", text, re.MULTILINE))
+    assert set(re.findall(rf"{folder}([^,}}]+)", text)) <= loaded
+
+
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze")
 def test_systemd_accepts_its_units(tmp_path: Path) -> None:
     units = []
@@ -535,6 +544,27 @@ def test_the_secrets_fit_each_other_and_stay_once_they_are_made(tmp_path: Path) 
     assert "ca.key: the CA's key is not there" in failed.value.stderr
     assert (tmp_path / "secrets/key.pem").read_bytes() == made["key.pem"]
     assert not (tmp_path / "secrets/cert.pem").exists()
+
+
+@pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl")
+@pytest.mark.parametrize("said", ["secrets/", "secrets//", "secrets/.", "se crets"])
+def test_the_cas_key_is_in_no_folder_that_goes_to_every_machine(said: str, tmp_path: Path) -> None:
+    command, environment = ["sh", str(ROOT / "deploy" / "secrets.sh")], {**os.environ, "SECRETS": said}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    folder = (tmp_path / said).name
+    assert {path.name for path in tmp_path.iterdir()} == {folder, f"{folder}-ca"}
+    assert {path.name for path in (tmp_path / said).iterdir()} == {"ray-token", "ca.pem", "cert.pem", "key.pem"}
+
+
+def test_a_token_that_could_not_be_made_is_none(tmp_path: Path) -> None:
+    """What is there already stays, and everybody knows an empty one."""
+    openssl = tmp_path / "bin" / "openssl"
+    openssl.parent.mkdir()
+    openssl.write_text('#!/bin/sh\ntest "$1" != rand\n')
+    openssl.chmod(0o755)
+    environment = {"PATH": f"{openssl.parent}:{os.environ['PATH']}", "SECRETS": str(tmp_path / "secrets")}
+    done = subprocess.run(["sh", str(ROOT / "deploy" / "secrets.sh")], env=environment, capture_output=True)
+    assert (done.returncode, list((tmp_path / "secrets").iterdir())) == (1, [])
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,11 @@ def test_a_folder_that_is_not_there_is_a_row_and_the_rest_is_looked_at(tmp_path:
     assert "its port is free" in rows[-1]
 
 
+def test_a_redis_whose_name_no_host_can_have_is_ill() -> None:
+    told = look.redis("it", "cache", parse({"cache": {"url": "redis://cache..example.org/0"}}))
+    assert (told.level, "label empty" in told.says) == (Level.ILL, True)
+
+
 def test_where_redis_is_not_installed_the_rest_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis.exceptions", None)
     serving = {"http_port": free_port(), "grpc_port": free_port()}

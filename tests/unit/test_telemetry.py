@@ -1,6 +1,8 @@
 """Each process's metrics can be read at a port of its own."""
 
+import logging
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import REGISTRY
@@ -50,6 +52,17 @@ def test_nothing_listens_where_no_port_was_named() -> None:
     with MetricsServer("any", "127.0.0.1", 0) as server:
         assert server.port
         assert read(server.port)["any"] == 1
+
+
+def test_where_they_are_is_told_as_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = SimpleNamespace(server_port=9)
+    monkeypatch.setattr(telemetry, "start_http_server", lambda *_: (listener, None))
+    with caplog.at_level(logging.INFO, telemetry.__name__):
+        for host in ("127.0.0.1", "::1"):
+            MetricsServer("one", host, 9)
+    assert [each.split()[-1] for each in caplog.messages] == ["http://127.0.0.1:9/metrics", "http://[::1]:9/metrics"]
 
 
 def test_where_nobody_can_listen_the_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,13 @@
 import json
 import logging
 import signal
+import sys
 import time
 import webbrowser
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import NoReturn
 
@@ -117,6 +120,15 @@ def test_it_says_what_becomes_of_a_renewed_certificate(
     assert "its files cannot be used" in unusable
     assert unusable.endswith("the former certificate goes on")
     assert renewed == "serving.tls: certificates were renewed"
+
+
+def test_what_an_index_server_says_is_read_on_where_nobody_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its pipe would close, and of all that it says later nothing would be in the log, nor why it ended."""
+    said = deque[str]()
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "__stderr__", full)
+        local._pass_on(StringIO("one\ntwo\n"), said)
+    assert list(said) == ["one", "two"]
 
 
 def test_the_corpus_is_built_once(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from openbook.deployment.topology import LOADS_WITHIN_S, Topology
 from openbook.serving.launch.environment import longest_s
 
 FOLDER = "deploy/systemd"
+CREDENTIALS = "%t/credentials/%n"
+"""What `%d` is since systemd 251. A former one leaves out the line that says it, and nothing would be encrypted."""
 GUARDED = """\
 DynamicUser=yes
 NoNewPrivileges=yes
@@ -40,7 +42,7 @@ StartLimitIntervalSec=0
 # Shard s listens on port {ports.index} + s.
 ExecStart=/bin/sh -c 'exec /opt/openbook/bin/openbook index serve /srv/openbook/snapshot --shard %i --host 0.0.0.0 \
 --port $$(({ports.index} + %i)) --threads {index.threads} --metrics-port {ports.metrics}'
-Environment="OPENBOOK_INDEX_SERVER__TLS={{certificate: %d/cert.pem, key: %d/key.pem}}"
+Environment="OPENBOOK_INDEX_SERVER__TLS={{certificate: {CREDENTIALS}/cert.pem, key: {CREDENTIALS}/key.pem}}"
 Environment=OMP_WAIT_POLICY=PASSIVE
 TimeoutStopSec=60
 MemoryHigh={index.memory_bytes}
@@ -65,10 +67,10 @@ StartLimitIntervalSec=0
 [Service]
 ExecStart=/opt/openbook/bin/openbook up --config /etc/openbook/openbook.yaml
 Environment="OPENBOOK_INDEX__DISCOVER=file:/etc/openbook/servers"
-Environment="OPENBOOK_INDEX__TLS={{ca: %d/ca.pem}}"
+Environment="OPENBOOK_INDEX__TLS={{ca: {CREDENTIALS}/ca.pem}}"
 Environment=OPENBOOK_INDEX__SERVER_NAME={topology.secrets.server_name}
 Environment=OPENBOOK_INDEX__WAIT_S={LOADS_WITHIN_S}
-Environment="OPENBOOK_SERVING__TLS={{certificate: %d/cert.pem, key: %d/key.pem}}"
+Environment="OPENBOOK_SERVING__TLS={{certificate: {CREDENTIALS}/cert.pem, key: {CREDENTIALS}/key.pem}}"
 Environment=OPENBOOK_SERVING__HOST=0.0.0.0
 Environment=OPENBOOK_SERVING__HTTP_PORT={ports.http}
 Environment=OPENBOOK_SERVING__GRPC_PORT={ports.grpc}

@@ -10,6 +10,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from math import inf
 from pathlib import Path
@@ -153,7 +154,7 @@ def redis(what: str, section: str, settings: Settings) -> Finding:
             ended = time.time()
     except NoPermissionError:  # which a cache does not need
         return Finding(what, Level.WELL, "answers; its user has no right to ask for its clock (+time)")
-    except (RedisError, OpenbookError) as error:
+    except (RedisError, OpenbookError, UnicodeError) as error:  # the last of a name that no host can have
         return Finding(what, Level.ILL, str(error))
     found = findings.clock(what, seconds + micros / 1e6 - (begun + ended) / 2, (ended - begun) / 2)
     return Finding(what, found.level, f"answers in {(ended - begun) * 1e3:.0f} ms, clock {found.says}")
@@ -201,8 +202,8 @@ def endpoint(serving: ServingSettings) -> Iterator[Finding]:
     finally:
         connection.close()
     yield findings.readiness(what, reply.status, body)
-    if date:
-        offset_s = email.utils.parsedate_to_datetime(date).timestamp() - time.time()
+    with suppress(ValueError):  # none, or none that can be read
+        offset_s = email.utils.parsedate_to_datetime(str(date)).timestamp() - time.time()
         yield findings.clock(what, offset_s, 1.0)
     if shown:
         yield _expiry(what, shown)

@@ -1,5 +1,6 @@
 """A running system follows its settings file: what it takes up, what it refuses, and what it goes back to."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from math import inf
@@ -88,6 +89,17 @@ def test_what_changed_while_the_system_started_comes_into_force(
     path.write_text("{answer: {k: 7}, index: {wait_s: 9}}")
     (deployed,) = followed(path, monkeypatch, lambda: None, seen=loaded)
     assert (deployed.answer.k, deployed.index.wait_s) == (7, 9)
+
+
+def test_another_file_of_the_same_size_and_time_is_a_change(tmp_path: Path) -> None:
+    """As of those who give every file one time, and every change a folder of its own."""
+    path, other = tmp_path / "settings.yaml", tmp_path / "other.yaml"
+    for each, k in ((path, 5), (other, 7)):
+        each.write_text(f"answer: {{k: {k}}}")
+        os.utime(each, (1, 1))
+    seen = local.state_of(path)
+    other.replace(path)
+    assert local.state_of(path) != seen
 
 
 @pytest.mark.parametrize("model", ["missing", "away"])

@@ -233,6 +233,18 @@ def test_a_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
     assert KeyFileBook(tmp_path / "none.jsonl").all() == []
 
 
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root would /dev/null, for all of the machine."""
+    pipe, round_and_round = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    round_and_round.symlink_to(round_and_round)
+    monkeypatch.setattr(key_file, "_read", lambda *_, **__: {})  # it would wait for who writes
+    for path, why in ((pipe, "must be a regular file"), (round_and_round, "cannot be written: ")):
+        with pytest.raises(InvalidConfig, match=f"^{path}: {why}"):
+            KeyFileBook(path).put(lambda _: record())
+    assert pipe.is_fifo()
+
+
 def test_a_file_in_ones_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))

@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from openbook.certificates import Pem, Renewed
 from openbook.config import IndexServerSettings, ServerTls
 from openbook.core.address import address_of
-from openbook.errors import PortInUse, StartupError
+from openbook.errors import PortInUse, StartupError, reason
 from openbook.index.connection import listen_here
 from openbook.index.disk.snapshot import MAX_DIMENSION
 from openbook.index.server.admin import IndexAdminService, Publishing
@@ -284,10 +284,10 @@ def _listen(host: str, port: int) -> socket.socket:
         except OSError:
             listener.close()
             raise
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
+    except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise PortInUse(f"{address_of(host, port)}: another process listens here") from None
-        raise StartupError(f"{address_of(host, port)}: cannot listen: {error.strerror}") from None
+        raise StartupError(f"{address_of(host, port)}: cannot listen: {reason(error)}") from None
     return listener
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from openbook import files
 from openbook.core.deadline import Clock
-from openbook.errors import InvalidConfig, KeysUnavailable
+from openbook.errors import InvalidConfig, KeysUnavailable, reason
 from openbook.serving.access.keys import KeyRecord, from_line, to_line
 from openbook.serving.access.ports import LOOK_S, Decide
 
@@ -35,13 +35,15 @@ class KeyFileBook:
         """Bare."""
         try:
             path = self._path.resolve()  # who replaced a link to it would leave the file itself as it was
+            if path.exists() and not path.is_file():  # /dev/null would be one from now on, for all of the machine
+                raise InvalidConfig(f"{self._path}: must be a regular file")
             with files.locked(files.beside(path, ".{}.lock"), LOCK_TIMEOUT_S):
                 records = {each.digest: each for each in self.all()}
                 chosen = decide(list(records.values()))
                 records[chosen.digest] = chosen
                 files.write(path, "".join(f"{to_line(each)}\n" for each in records.values()))
-        except OSError as error:
-            raise InvalidConfig(f"{self._path}: cannot be written: {error.strerror}") from None
+        except (OSError, RuntimeError) as error:  # the latter of links that lead to each other
+            raise InvalidConfig(f"{self._path}: cannot be written: {reason(error)}") from None
         return chosen
 
 

@@ -37,7 +37,7 @@ class KeyRedisBook:
         """Bare."""
         try:
             return _records(self._redis.hgetall(HASH))
-        except RedisError as error:
+        except (RedisError, UnicodeError) as error:
             raise _failed(error) from None
 
     def put(self, decide: Decide) -> KeyRecord:
@@ -52,7 +52,7 @@ class KeyRedisBook:
         transaction: Any = self._redis.transaction  # whose types know no value
         try:  # begun again while others change it
             return cast(KeyRecord, transaction(change, HASH, value_from_callable=True))
-        except RedisError as error:
+        except (RedisError, UnicodeError) as error:
             raise _failed(error) from None
 
 
@@ -129,5 +129,6 @@ def _records(found: Any) -> list[KeyRecord]:
         raise InvalidConfig(f"{HASH}: holds something that is no key of this version") from None
 
 
-def _failed(error: RedisError) -> InvalidConfig:
+def _failed(error: RedisError | UnicodeError) -> InvalidConfig:
+    """The latter of a name that no host can have."""
     return InvalidConfig(f"access.url: {type(error).__name__}: {error}")

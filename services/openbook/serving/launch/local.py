@@ -112,7 +112,8 @@ def _pass_on(errors: IO[str], said: "deque[str]") -> None:
     """To our standard error, and remember what was said last."""
     with errors:
         for line in errors:
-            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, line.encode())
+            with suppress(OSError):  # its disk is full, or nobody reads it: perhaps for a while
+                os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, line.encode())
             said.append(line.strip())
 
 
@@ -207,7 +208,7 @@ def _check_access(settings: Settings) -> None:
     open_gate(settings)
 
 
-FileState = tuple[int, int] | None  # none while there is none
+FileState = tuple[int, int, int] | None  # none while there is none
 
 
 def follow(path: Path, settings: Settings, seen: FileState, look: Callable[[], object] = lambda: None) -> NoReturn:
@@ -282,7 +283,7 @@ def state_of(path: Path) -> FileState:
         status = path.stat()
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_size
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 @contextmanager
