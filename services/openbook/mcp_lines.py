@@ -18,6 +18,8 @@ from mcp_types import (
 )
 from pydantic import ValidationError
 
+NO_ID = "a request must have an id, a text or a whole number"
+
 
 async def serve(server: Server[Any], timeout_s: float) -> None:
     """Until the input has ended and what was asked in it is answered, for at most `timeout_s`: when its input ends, the
@@ -41,6 +43,8 @@ async def serve(server: Server[Any], timeout_s: float) -> None:
                         method="notifications/cancelled", params={"requestId": str() | int() as id}
                     ):
                         under_way.pop(id, None)  # nobody answers it
+                    case JSONRPCNotification(method=method) if not method.startswith("notifications/"):
+                        await write.send(SessionMessage(_error(INVALID_REQUEST, NO_ID)))  # the SDK drops one of null
                 await to_server.send(item)
             with anyio.move_on_after(timeout_s):
                 for each in [*under_way.values()]:
@@ -67,4 +71,8 @@ def _refusal(error: Exception) -> JSONRPCError | None:
             if not str(problem["input"]).strip():
                 return None
             code, why = PARSE_ERROR, problem["msg"]
+    return _error(code, why)
+
+
+def _error(code: int, why: str) -> JSONRPCError:
     return JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=code, message=why))

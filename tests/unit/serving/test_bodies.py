@@ -293,6 +293,22 @@ SERVE_READS = (
 )
 
 
+@pytest.mark.parametrize("name", [b"x-request-timeout-seconds", b"x-request-disconnect-disabled"])
+def test_no_caller_tells_serve_how_long_to_go_on(name: bytes) -> None:
+    assert name.decode() in SERVE_READS
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        assert name not in dict(scope["headers"])
+        await echo(scope, receive, send)
+
+    async def scenario() -> None:
+        caller = Caller(http_util._apply_middlewares(serve, middlewares()), headers={name.decode(): "?1"})
+        caller.sends(b"")
+        assert (await caller.hears())[0] == 200
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_what_serve_would_fail_to_read_does_not_reach_it(method: str) -> None:
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:

@@ -222,11 +222,12 @@ def test_what_was_asked_before_the_input_ended_is_answered(url: str) -> None:
 
 
 def test_a_line_that_is_no_message_is_told_so_and_the_next_is_answered(url: str) -> None:
-    begin = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": PARAMS}
-    lines = ["{", "", " ", "[]", r'{"jsonrpc": "2.0", "id": 2, "method": "\ud800"}', json.dumps(begin), '{"id']
+    begin = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": PARAMS})
+    no_id = '{"jsonrpc": "2.0", "id": 1.5, "method": "tools/list"}'
+    lines = ["{", "", " ", "[]", r'{"jsonrpc": "2.0", "id": 2, "method": "\ud800"}', begin, no_id, '{"id']
     answers = [*map(json.loads, bridged(url, "\n".join(lines)).splitlines())]
     told = [each["error"]["code"] for each in answers if each["id"] is None]
-    assert told == [PARSE_ERROR, INVALID_REQUEST, PARSE_ERROR, PARSE_ERROR]
+    assert told == [PARSE_ERROR, INVALID_REQUEST, PARSE_ERROR, INVALID_REQUEST, PARSE_ERROR]
     assert [each["id"] for each in answers if "result" in each] == [1]
 
 
@@ -333,6 +334,15 @@ def test_what_a_tool_refuses_is_said_in_its_result(name: str, arguments: Any, me
 def post(body: Any, **headers: str) -> httpx.Response:
     accepted = {"accept": "application/json, text/event-stream", "x-request-id": "mine"}
     return request("POST", "/mcp", service(generator=Busy()), json=body, headers={**accepted, **headers})
+
+
+@pytest.mark.parametrize("id", [None, 1.5, True, [1]])
+def test_a_request_with_an_id_that_is_none_is_refused_and_a_notification_taken(id: Any) -> None:
+    refused = post({"jsonrpc": "2.0", "id": id, "method": "tools/list"})
+    assert (refused.status_code, refused.json()["id"]) == (400, None)
+    assert refused.json()["error"] == {"code": INVALID_REQUEST, "message": "id must be a text or a whole number"}
+    taken = post({"jsonrpc": "2.0", "method": "notifications/initialized"})
+    assert (taken.status_code, taken.content) == (202, b"")
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,12 @@ def test_an_answer_less_probable_than_asked_is_a_refusal() -> None:
             "unsupported_parameter",
             "parts of type 'text' alone, got 'image_url'",
         ),
+        (
+            {"messages": [{"role": "user", "content": [{"text": "who?"}]}]},
+            "messages.0.content",
+            "invalid_request",
+            "messages.0.content: should be text or a list of parts, objects with a type",
+        ),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -369,6 +375,13 @@ def test_embeddings_that_cannot_be_had_are_refused(fields: dict[str, Any], messa
     assert message in error(refused)["message"]
     if param:
         assert error(refused)["param"] == param
+
+
+def test_an_encoding_format_of_null_is_left_out() -> None:
+    """As LiteLLM has it, where nobody says one."""
+    asks = [{"model": "openbook", "input": QUESTION, **each} for each in ({}, {"encoding_format": None})]
+    left_out, null = (request("POST", "/v1/embeddings", json=each) for each in asks)
+    assert (null.status_code, null.json()) == (200, left_out.json())
 
 
 def test_embeddings_of_another_dimension_are_refused_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

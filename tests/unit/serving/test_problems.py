@@ -43,11 +43,24 @@ def test_a_number_of_too_many_digits_is_told_by_its_field_and_limit() -> None:
     assert unread["detail"] == "body must be JSON of fewer brackets within each other"
 
 
+def test_texts_that_may_be_left_out_may_be_null() -> None:
+    asked = {"question": "who", "request_id": None, "passages": [{"text": "a", "title": None, "document_id": None}]}
+    for path, body in (("/v1/answer", asked), ("/v1/answer/batch", {"requests": [asked], "request_id": None})):
+        said = request("POST", path, json=body).json()
+        answer = said["results"][0]["answer"] if "results" in said else said
+        (own,) = (each["passage"] for each in answer["evidence"] if each["passage"]["id"] == -1)
+        assert (own["title"], own["document_id"]) == ("", "")
+        assert said["request_id"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "told"),
     [
         ("/v1/answer", {"passages": ["a"]}, "passages.0 must be a JSON object, got 'a'"),
         ("/v1/answer", {"passages": [{"text": ""}]}, "passages[0].text must have 1..10000 characters, got none"),
+        ("/v1/answer", {"passages": [{"text": "a", "body": "b"}]}, "unknown key 'passages.0.body'"),
+        ("/v1/answer", {"": 1}, "unknown key ''"),
+        ("/v1/answer", {"body": 1}, "unknown key 'body'"),
         ("/v1/answer", {"labels": "yes"}, "labels must be a list, got 'yes'"),
         ("/v1/answer", {"temperature": "1"}, "temperature: Input should be a valid number, got '1'"),
         ("/v1/retrieve", {"timeout_s": True}, "timeout_s: Input should be a valid number, got True"),

@@ -15,7 +15,7 @@ from openbook.rag.answer import Answer
 from openbook.serving.endpoint.messages import answer_to_proto
 from openbook.serving.endpoint.problems import Problem, name_of, problem_of
 from openbook.serving.endpoint.schemas import AnswerRequest, AnswerResponse
-from openbook.serving.endpoint.sent import Real, Sent
+from openbook.serving.endpoint.sent import Real, Sent, Text
 from openbook.serving.endpoint.service import AnswerService, with_request_id
 from openbook.telemetry import requests
 from openbook.v1 import answer_pb2
@@ -29,7 +29,7 @@ class BatchRequest(Sent):
     # Each is looked at by itself.
     requests: Annotated[list[Annotated[AnswerRequest, SkipValidation]], Field(description="In any order.")]
     timeout_s: Annotated[Real | None, Field(description="Time for all; an entry's own may be shorter.")] = None
-    request_id: Annotated[str, Field(description="Entries without one have this and their number.")] = ""
+    request_id: Annotated[Text, Field(description="Entries without one have this and their number.")] = ""
 
 
 class BatchResult(BaseModel):

@@ -28,14 +28,10 @@ BODY_WANTS: dict[type[OpenbookError], str] = {
     Overloaded: "room for bodies",
 }
 """What a body that is refused lacks, for the metric."""
-SERVE_READS = {
-    b"x-request-id",
-    b"x-request-timeout-seconds",
-    b"x-request-disconnect-disabled",
-    b"serve-multiplexed-model-id",
-    b"x-session-id",
-}
+SERVE_READS = {b"x-request-id", b"serve-multiplexed-model-id", b"x-session-id"}
 """Headers, with hyphens, that Serve takes for UTF-8."""
+SERVE_OBEYS = {b"x-request-timeout-seconds", b"x-request-disconnect-disabled"}
+"""Others, by which any caller would have it end his request in a plain text, or go on with it when he has gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +79,7 @@ class BufferedBodies:
             return
         if body is not None:
             with self._held(self._room(len(body))):
-                await self._app(scope, _replay(body, receive), send)
+                await self._app(scope, replay(body, receive), send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """The whole body, or None if its sender has gone.
@@ -183,18 +179,18 @@ def _with_one_request_id(send: Send) -> Send:
 
 
 def _legible(scope: Scope) -> Scope:
-    """Without what Serve would fail to read: it answers that in plain text, with 500."""
+    """Without what Serve would obey, or fail to read: it answers that in plain text, with 500."""
     if scope["type"] != "http":
         return scope
     headers = [
         (name, value)
         for name, value in scope["headers"]
-        if value.isascii() or name.replace(b"_", b"-") not in SERVE_READS
+        if name not in SERVE_OBEYS and (value.isascii() or name.replace(b"_", b"-") not in SERVE_READS)
     ]
     return {**scope, "headers": headers}
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
+def replay(body: bytes, receive: Receive) -> Receive:
     """First the body, then what comes after it."""
     messages: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
 

@@ -6,6 +6,7 @@ too, so that after a publication nobody gets another text under the same id. Nee
 
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict
 from math import exp
 from typing import Annotated, Any
@@ -16,8 +17,11 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 from mcp_types import (
     INVALID_PARAMS,
+    INVALID_REQUEST,
     CallToolRequestParams,
     CallToolResult,
+    ErrorData,
+    JSONRPCError,
     ListToolsResult,
     PaginatedRequestParams,
     TextContent,
@@ -25,6 +29,7 @@ from mcp_types import (
     ToolAnnotations,
 )
 from pydantic import Field
+from pydantic_core import from_json
 from starlette.types import Receive, Send
 from starlette.types import Scope as Connection
 
@@ -38,6 +43,7 @@ from openbook.rag.own import check_text
 from openbook.serving.access.keys import Identity
 from openbook.serving.access.scopes import Scope
 from openbook.serving.endpoint.asked import asked
+from openbook.serving.endpoint.bodies import replay
 from openbook.serving.endpoint.guard import identified
 from openbook.serving.endpoint.openapi import CALL_OF_A_TOOL
 from openbook.serving.endpoint.schemas import AnswerRequest, PassageRequest, RetrieveRequest
@@ -45,6 +51,7 @@ from openbook.serving.endpoint.sent import Real, Sent, Whole32, parsed
 from openbook.serving.endpoint.service import AnswerService
 from openbook.serving.endpoint.urls import url_of
 
+BAD_ID = "id must be a text or a whole number"
 SNIPPET_CHARS = 300
 """Of a passage among the results of a search."""
 INSTRUCTIONS = (
@@ -101,8 +108,24 @@ class _Session(Response):
         self._manager = StreamableHTTPSessionManager(server, json_response=True, stateless=True)
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
+        body = await Request(scope, receive).body()
+        if _has_bad_id(body):
+            error = JSONRPCError(jsonrpc="2.0", id=None, error=ErrorData(code=INVALID_REQUEST, message=BAD_ID))
+            reply = error.model_dump_json(exclude_unset=True)
+            await Response(reply, 400, media_type="application/json")(scope, receive, send)
+            return
         async with self._manager.run():
-            await self._manager.handle_request(scope, receive, send)
+            await self._manager.handle_request(scope, replay(body, receive), send)
+
+
+def _has_bad_id(body: bytes) -> bool:
+    """Whether it is a request with an id that is none. The SDK would take it for a notification, which has no reply.
+    What is no JSON it says itself.
+    """
+    with suppress(ValueError):
+        sent = from_json(body)
+        return isinstance(sent, dict) and "method" in sent and type(sent.get("id", "")) not in (str, int)
+    return False
 
 
 def build_server(service: AnswerService, context: Context, identity: Identity | None) -> "Server[Any]":

@@ -11,15 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from openbook.core.passages import MAX_AROUND
 from openbook.core.types import Decoding, Formulation, RetrieverKind, Token
 from openbook.rag.answer import Answer, Event, Retrieval
-from openbook.serving.endpoint.sent import Flag, Real, Sent, Whole32, Whole64
+from openbook.serving.endpoint.sent import Flag, Real, Sent, Text, Whole32, Whole64
 
 
 class OwnPassageIn(Sent):
     """A text of the caller's, encoded as the index's passages were."""
 
     text: str
-    title: str = ""
-    document_id: Annotated[str, Field(description="Comes back in the evidence.")] = ""
+    title: Text = ""
+    document_id: Annotated[Text, Field(description="Comes back in the evidence.")] = ""
 
 
 class RetrieveRequest(Sent):
@@ -28,7 +28,7 @@ class RetrieveRequest(Sent):
     question: str
     k: Annotated[Whole32 | None, Field(description="Passages to retrieve.")] = None
     timeout_s: Annotated[Real | None, Field(description="Time within which the answer is worth having.")] = None
-    request_id: Annotated[str, Field(description="Returned, and written in the logs; made up if empty.")] = ""
+    request_id: Annotated[Text, Field(description="Returned, and written in the logs; made up if empty.")] = ""
     min_coverage: Annotated[
         Real | None, Field(description="Answer if this share of the passages can be searched; 1 is all or nothing.")
     ] = None

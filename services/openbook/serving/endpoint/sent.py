@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from openbook.errors import InvalidRequest
@@ -13,6 +13,8 @@ Whole32 = Annotated[int, Field(strict=True, ge=-(1 << 32), lt=1 << 32)]
 Whole64 = Annotated[int, Field(strict=True, ge=-(1 << 64), lt=1 << 64)]
 Real = Annotated[float, Field(strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, BeforeValidator(lambda sent: "" if sent is None else sent)]
+"""That may be left out, and so be null."""
 
 MAX_TOLD = 10
 """Problems of one request: a body of 1 MB may have half a million."""
@@ -53,8 +55,8 @@ def describe(problems: Sequence[Any]) -> str:
 
 def _describe_one(problem: Mapping[str, Any]) -> str:
     # FastAPI puts "body" in front, then the field's name or, for text that is no JSON, a position.
-    path = [part for part in problem["loc"] if part != "body"]
-    name, value = ".".join(map(str, path)) or "body", repr(problem.get("input"))[:100]
+    path = problem["loc"][problem["loc"][:1] == ("body",) :]
+    name, value = ".".join(map(str, path)) if path else "body", repr(problem.get("input"))[:100]
     match problem["type"]:
         case "extra_forbidden":
             message = f"unknown key {name!r}"

@@ -60,13 +60,28 @@ class Part(BaseModel):
     text: str | None = None
 
 
+def _either(what: str) -> WrapValidator:
+    """One problem, of the field. Of a union pydantic tells one of each kind, under names that no caller sent."""
+
+    def checked(value: Any, as_declared: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return as_declared(value)
+        except ValidationError:
+            raise PydanticCustomError("union", "should be {what}", {"what": what}) from None
+
+    return WrapValidator(checked)
+
+
 class Message(BaseModel):
     """One message of a conversation. The last one of the user's is the question; the others are not read."""
 
     model_config = ConfigDict(extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
+    content: Annotated[
+        str | Annotated[list[Part], Field(fail_fast=True)] | None,
+        _either("text or a list of parts, objects with a type and, of type 'text', a text"),
+    ] = None
 
 
 class StreamOptions(BaseModel):
@@ -140,24 +155,16 @@ class ChatRequest(BaseModel):
             raise
 
 
-def _texts(value: Any, as_declared: ValidatorFunctionWrapHandler) -> Any:
-    """One problem, of the field. Of a union pydantic tells one of each kind, under names that no caller sent."""
-    try:
-        return as_declared(value)
-    except ValidationError:
-        raise PydanticCustomError("texts", "should be UTF-8 text or a list of texts, not tokens") from None
-
-
 class EmbeddingsRequest(Sent):
     """OpenAI's request for embeddings. They are those of questions, made by the query encoder."""
 
     model: Annotated[str, Field(description="`openbook`, or the encoder's name, as `/v1/models` lists them.")]
     input: Annotated[
         str | Annotated[list[str], Field(fail_fast=True)],
-        WrapValidator(_texts),
+        _either("UTF-8 text or a list of texts, not tokens"),
         Field(description="A text, or several; no tokens."),
     ]
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Annotated[Literal["float", "base64"] | None, Field(description="Left out: float.")] = None
     dimensions: Annotated[Whole32 | None, Field(description="None but the encoder's own can be had.")] = None
     user: str | None = None
     timeout_s: Annotated[Real | None, Field(description="Time within which they are worth having.")] = None
