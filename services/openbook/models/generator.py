@@ -125,9 +125,10 @@ class RagGenerator:
         as soon as one has more, end-of-sequence is part of all of them.
 
         Raises:
-            InvalidRequest: there is no label, one is empty, or two are alike to the tokenizer; and as `generate`.
+            InvalidRequest: there is no label, one is empty or has more tokens than the decoder has positions, or two
+                are alike to the tokenizer; and as `generate`.
         """
-        answers = self._labels(labels)
+        answers = self._labels(labels, self._checkpoint.max_answer_tokens)
         if not questions:
             return []
         scored = self._score(questions, retrieved, answers, formulation, go_on)
@@ -141,13 +142,7 @@ class RagGenerator:
     def _choose(
         self, questions: Sequence[str], retrieved: Sequence[Retrieved], settings: GenerationSettings, check: Check
     ) -> list[Generation]:
-        answers = self._labels(settings.labels)
-        for label, answer in zip(settings.labels, answers, strict=True):
-            if len(answer) > settings.max_new_tokens:
-                is_full = settings.max_new_tokens == self._checkpoint.max_answer_tokens
-                name = "the generator's positions" if is_full else "max_new_tokens"
-                limit = f"at most {name} = {settings.max_new_tokens} tokens"
-                raise InvalidRequest(f"labels must have {limit}, got {len(answer)} in {label[:100]!r}")
+        answers = self._labels(settings.labels, settings.max_new_tokens)
         chosen = []
         scored = self._score(questions, retrieved, answers, settings.formulation, check)
         for each, passages in zip(scored, (r.passages for r in retrieved), strict=True):
@@ -170,13 +165,21 @@ class RagGenerator:
         model = self._model.stopped_by(check)
         return decoding.score_answers(model, *inputs, answers, formulation, max_tokens=self._max_tokens_in_flight)
 
-    def _labels(self, labels: Sequence[str]) -> list[list[int]]:
+    def _labels(self, labels: Sequence[str], most: int | None) -> list[list[int]]:
+        """Their tokens, at most so many of each."""
         check_labels(labels)
         answers = [self._checkpoint.answer_ids(label) for label in labels]
         if not all(answers) or len(set(map(tuple, answers))) < len(labels):
             raise InvalidRequest(f"labels must differ in their tokens, and none have none, got {shown(labels)}")
         if max(map(len, answers)) > 1:
             answers = [[*answer, self._model.special.eos[0]] for answer in answers]
+        for label, answer in zip(labels, answers, strict=True):
+            if most is not None and len(answer) > most:
+                is_full = most == self._checkpoint.max_answer_tokens
+                name = "the generator's positions" if is_full else "max_new_tokens"
+                raise InvalidRequest(
+                    f"labels must have at most {name} = {most} tokens, got {len(answer)} in {label[:100]!r}"
+                )
         return answers
 
     def _inputs(self, questions: Sequence[str], retrieved: Sequence[Retrieved]) -> tuple[Tensor, Tensor, Tensor]:

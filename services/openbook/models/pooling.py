@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from openbook.errors import InvalidModel
-from openbook.models.source import Source, n_positions
+from openbook.models.source import PROBE, Source, n_positions
 
 SENTENCE_SCALE = 20.0
 """Cosines alone make a prior that is almost uniform. This is the factor that sentence-transformers trains cosines with
@@ -12,6 +12,9 @@ in its softmax over passages, so with it the prior is the distribution the encod
 
 MAX_TOKENS = 1 << 20
 """A tokenizer of which nothing is known says 1e30."""
+
+PASSAGE_PROMPTS = ("document", "passage", "corpus")
+"""What models call the prompt of passages, in the order in which sentence-transformers looks for it."""
 
 NAMED_AFTER = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 """sentence_bert_config.json is what all have by now; older ones have one named after their model."""
@@ -43,7 +46,7 @@ def sentence_pooling(source: Source, model: Any, tokenizer: Any, query_scale: fl
         raise InvalidModel(f"model {source.name!r}: modules.json asks for {', '.join(sorted(unknown))}")
     prompts = (source.json("config_sentence_transformers.json") or {}).get("prompts") or {}
     query_prefix = "" + prompts.get("query", "")  # an error here, should it be no text
-    passage_prefix = "" + prompts.get("document", prompts.get("passage", ""))
+    passage_prefix = "" + next((prompts[name] for name in PASSAGE_PROMPTS if name in prompts), "")
     mode: Literal["mean", "cls"] = "mean"
     for module in modules:
         if module["type"].endswith(".Pooling"):
@@ -54,6 +57,8 @@ def sentence_pooling(source: Source, model: Any, tokenizer: Any, query_scale: fl
     files = [f"sentence_{each}_config.json" for each in NAMED_AFTER]
     found = ((each, content) for each in files if (content := source.json(each)) is not None)
     filename, transformer = next(found, (files[0], dict[str, Any]()))
+    if transformer.get("do_lower_case") and tokenizer(PROBE)["input_ids"] != tokenizer(PROBE.lower())["input_ids"]:
+        raise InvalidModel(f"model {source.name!r}: {filename} asks for do_lower_case, its tokenizer knows capitals")
     limits = (transformer.get("max_seq_length"), tokenizer.model_max_length, n_positions(model))
     max_tokens = min(int(limit) for limit in limits if limit)
     if not 1 <= max_tokens <= MAX_TOKENS:

@@ -10,15 +10,13 @@ Tokens = tuple[int, ...]
 Prefixes = tuple[float, ...]
 """log p(y_<=t|x,z) of a candidate's first, first two, ... tokens under one passage. The last is that of all of them."""
 
-_BLOCK = 4  # tokens of each candidate read in one step
-
 
 class Reading:
     """log p(y_<=t|x,z) of each row's own candidates y for growing t; `drop` those that no longer matter."""
 
     def __init__(self, reader: Seq2Seq, contexts: Contexts, candidates: Sequence[Collection[Tokens]]) -> None:
         widest = max(map(len, candidates))
-        size = max(1, reader.tokens_at_once // (_BLOCK * max(1, widest)))
+        size = max(1, reader.tokens_at_once // (reader.n_beside_past * max(1, widest)))
         slices = [slice(i, i + size) for i in range(0, len(candidates), size)]
         self._parts = [_Part(reader, contexts.take(rows), candidates[rows]) for rows in slices]
         self._at = [(part, i) for part in self._parts for i in range(len(part.log_p))]
@@ -54,7 +52,7 @@ class _Part:
         self._beams: list[dict[Tokens, int]] = [{(): 0} for _ in candidates]
 
     def advance(self) -> list[dict[Tokens, Prefixes]]:
-        begun, end = self.n_read, self.n_read + _BLOCK
+        begun, end = self.n_read, self.n_read + self._reader.n_beside_past
         self.n_read = end
         if not any(self.open):
             return [{} for _ in self.open]
@@ -76,7 +74,8 @@ class _Part:
         device, special = self._reader.device, self._reader.special
         shape = (len(pieces), max(map(len, pieces)))
         most = self._reader.n_positions
-        width = _BLOCK if most is None else min(_BLOCK, most - begun)  # the decoder's last positions may be fewer
+        width = self._reader.n_beside_past
+        width = width if most is None else min(width, most - begun)  # the decoder's last positions may be fewer
         parents = torch.zeros(shape, dtype=torch.long)
         inputs = torch.full((*shape, width), special.pad)
         targets, mask = inputs.clone(), torch.zeros(inputs.shape, dtype=torch.bool)

@@ -37,6 +37,7 @@ from openbook.models.vocabulary import Vocabulary
 # Attention through transformers' interface, and logits = output matrix @ state (+ final_logits_bias), nothing after.
 _FOLDING = {"bart", "mbart", "pegasus", "t5"}
 _FOLDING_DECODERS = {"bert"}  # inside an EncoderDecoderModel
+_ONE_BY_ONE = {"fsmt", "prophetnet"}  # given a past: of several tokens one refuses, and the other sees what follows
 _AT_ONCE = {"cpu": 1 << 11, "cuda": 1 << 16}  # tokens: more would not be faster, and not fit a processor's caches
 
 
@@ -129,6 +130,9 @@ class Seq2Seq:
         decoder_type = getattr(getattr(model.config, "decoder", None), "model_type", None)
         known = model.config.model_type in _FOLDING or decoder_type in _FOLDING_DECODERS
         self.folds: bool = fold and known and type(output) is nn.Linear  # an adapter around it would be passed over
+        self.n_beside_past = 1 if {model.config.model_type, decoder_type} & _ONE_BY_ONE else 4
+        """How many tokens, of each beam, are worth giving to `states` beside a past."""
+        self._is_told_inputs = model.config.model_type == "fsmt"
         self._recompute = recompute
         self._check: Check = go_on
         self.special = SpecialTokens.of(model)
@@ -229,13 +233,16 @@ class Seq2Seq:
             mask = None if mask is None else mask.repeat_interleave(beams, 0).long()
         elif mask is not None:
             mask = mask[:, None, None, :]
+        flat = tokens.reshape(rows * beams, length)
+        # FSMT hides from tokens what follows them only if it is given inputs, at which it does not look then.
+        inputs = {"input_ids": flat} if self._is_told_inputs else {}
         with _looking_up(self._check):
             output = self._twin(
                 encoder_outputs=MoEModelOutput(hidden),  # of mixtures of experts, and all that others need
                 attention_mask=mask,
-                decoder_input_ids=tokens.reshape(rows * beams, length),
+                decoder_input_ids=flat,
                 use_cache=past is not None,
-                **{self._past_name: past},
+                **{self._past_name: past, **inputs},
             )
         states: Tensor = output.logits
         return states.view(rows, beams, length, -1)

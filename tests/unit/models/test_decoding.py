@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache
 from itertools import chain, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,31 @@ def test_mixtures_of_experts_equal_a_slow_reference(build: Any) -> None:
         wanted = _reference(model, *asked[:2], asked[2][0], settings, special)
         assert got.token_ids == wanted.token_ids
         assert got.log_likelihood == pytest.approx(wanted.log_likelihood, abs=1e-6)  # routers compute in float32
+
+
+@pytest.mark.parametrize("formulation", Formulation)
+@pytest.mark.parametrize("build", [tiny.prophetnet, tiny.fsmt])
+def test_decoders_that_take_one_token_beside_a_past_equal_a_slow_reference(
+    build: Any, formulation: Formulation
+) -> None:
+    model = build()
+
+    def step_by_step(input_ids: Any, decoder_input_ids: Any) -> Any:
+        given = {"encoder_outputs": model.get_encoder()(input_ids=input_ids), "use_cache": True}
+        output = SimpleNamespace(cache=None)
+        for token in decoder_input_ids.split(1, 1):
+            output = model(**given, decoder_input_ids=token, cache=output.cache)
+        return output
+
+    settings = GenerationSettings(formulation=formulation, n_beams=2, max_new_tokens=5, min_new_tokens=5)
+    asked = *tiny.contexts(0, 2, length=8), tiny.scores(0, 1, 2)
+    [got] = generate(model, *asked, settings)
+    wanted = _reference(step_by_step, *asked[:2], asked[2][0], settings, SPECIAL)
+    assert got.token_ids == wanted.token_ids
+    np.testing.assert_allclose(got.token_log_likelihood, wanted.token_log_likelihood, atol=1e-4)
+    if build is tiny.fsmt:  # the other one's numbers depend on how many tokens it is given at once
+        [[scored]] = score_answers(model, *asked, [got.token_ids], formulation)
+        np.testing.assert_allclose(scored.token_log_likelihood, got.token_log_likelihood, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [MPNetModel, LongformerModel])

@@ -1,6 +1,7 @@
 """Encoders: the embedded one as it is, the other families as tiny random models against transformers' own forward."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import tiny_checkpoints
 import tiny_encoders as tiny
 import torch
 import transformers
+from tokenizers import normalizers
 
 from openbook.config import EncoderSettings
 from openbook.core.types import Passage
@@ -175,6 +177,7 @@ def test_the_query_encoder_of_a_rag_checkpoint(tmp_path: Path) -> None:
     [
         ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "document"),
         ({"pooling_mode": "cls"}, "passage"),
+        ({"pooling_mode": "cls"}, "corpus"),
     ],
 )
 def test_sentence_encoders_pool_as_their_files_say(tmp_path: Path, cls: dict[str, object], prompt: str) -> None:
@@ -217,6 +220,18 @@ def test_of_several_such_files_the_first_counts_and_the_one_that_is_wrong_is_nam
     limited["sentence_roberta_config"]["max_seq_length"] = -1
     with pytest.raises(InvalidModel, match=r"max_seq_length of sentence_roberta_config\.json must say"):
         load(tiny.saved(tmp_path / "wrong", tiny.bert_model(), tiny.bert_tokenizer(), **limited))
+
+
+@pytest.mark.parametrize("knows_capitals", [False, True])
+def test_lower_case_that_its_files_ask_for_is_the_tokenizers_to_make(tmp_path: Path, knows_capitals: bool) -> None:
+    """sentence-transformers puts it before any tokenizer."""
+    tokenizer = tiny.bert_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=not knows_capitals)
+    files = {"sentence_bert_config": {"max_seq_length": 20, "do_lower_case": True}}
+    name = tiny.saved(tmp_path, tiny.bert_model(), tokenizer, **files)
+    message = r"sentence_bert_config\.json asks for do_lower_case, its tokenizer knows capitals"
+    with pytest.raises(InvalidModel, match=message) if knows_capitals else nullcontext():
+        load(name)
 
 
 def test_without_such_files_the_mean_is_normalised_and_scaled(tmp_path: Path) -> None:

@@ -372,8 +372,11 @@ def test_a_label_longer_than_an_answer_may_be_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="labels must have at most max_new_tokens = 16 tokens, got 41 in 'no no"):
         _reader().generate([BIRTH[0]], [BIRTH[1]], how)
     how = GenerationSettings(labels=("yes", "no " * 60), max_new_tokens=140)
-    with pytest.raises(InvalidRequest, match="labels must have at most the generator's positions = 128 tokens, got"):
+    full = "labels must have at most the generator's positions = 128 tokens, got 181 in 'no no"
+    with pytest.raises(InvalidRequest, match=full):
         _babbler().generate([BIRTH[0]], [BIRTH[1]], how)
+    with pytest.raises(InvalidRequest, match=full):
+        _babbler().classify([BIRTH[0]], [BIRTH[1]], how.labels, Formulation.TOKEN)
 
 
 @pytest.mark.parametrize("labels", [[], ["yes", ""], ["yes", "yes"], ["yes", "\ud800"]])

@@ -13,12 +13,16 @@ from transformers import (
     DPRConfig,
     DPRQuestionEncoder,
     EncoderDecoderModel,
+    FSMTConfig,
+    FSMTForConditionalGeneration,
     MBartConfig,
     MBartForConditionalGeneration,
     NllbMoeConfig,
     NllbMoeForConditionalGeneration,
     PegasusConfig,
     PegasusForConditionalGeneration,
+    ProphetNetConfig,
+    ProphetNetForConditionalGeneration,
     RagConfig,
     SwitchTransformersConfig,
     SwitchTransformersForConditionalGeneration,
@@ -62,6 +66,23 @@ def switch(seed: int = 0) -> Any:
 def nllb_moe(seed: int = 0) -> Any:
     config = NllbMoeConfig(**SIZES, **SPECIAL, num_experts=2, encoder_sparse_step=2, decoder_sparse_step=2)
     return _build(seed, lambda: NllbMoeForConditionalGeneration(config))
+
+
+def prophetnet(seed: int = 0) -> Any:
+    """In float32, for its masks know no other."""
+    sizes = {"hidden_size": 16, "num_encoder_layers": 2, "num_decoder_layers": 2, "num_encoder_attention_heads": 2}
+    sizes |= {"num_decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
+    special = SPECIAL | {"bos_token_id": PAD, "pad_token_id": BOS}  # its positions count from behind 0
+    config = ProphetNetConfig(**sizes, **special, max_position_embeddings=64)
+    return _build(seed, lambda: ProphetNetForConditionalGeneration(config)).float()
+
+
+def fsmt(seed: int = 0) -> Any:
+    """In float32, as ProphetNet. With a cache, which it makes unless it is told not to, it masks nothing."""
+    special = {name: value for name, value in SPECIAL.items() if name != "vocab_size"}
+    special |= {"langs": ["en", "de"], "src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY}
+    config = FSMTConfig(**SIZES, **special, use_cache=False)
+    return _build(seed, lambda: FSMTForConditionalGeneration(config)).float()
 
 
 def bert2bert(seed: int = 0, encoder: Any = BertModel) -> Any:
