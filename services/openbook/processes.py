@@ -5,6 +5,8 @@ import ipaddress
 import math
 import mmap
 import os
+import platform
+import re
 import secrets
 import signal
 import socket
@@ -127,6 +129,14 @@ def threads(asked: int = 0) -> int:
         return max(1, asked or int(os.environ["OMP_NUM_THREADS"]))
     n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([n_cores, *map(math.ceil, granted_cores(_own_groups()))]))
+
+
+def processor() -> str:
+    """What this machine's is called."""
+    with suppress(OSError):  # not Linux
+        if named := re.search(r"^model name\s*: (.*\S)", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+            return named[1]
+    return platform.processor() or platform.machine()
 
 
 @contextmanager

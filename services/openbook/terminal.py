@@ -172,6 +172,7 @@ def print_snapshots(rows: "Iterable[Listed]") -> None:
 
 def print_keys(records: "Iterable[KeyRecord]", now: float) -> None:
     """A row a key, the newest last; those that let nobody in are dim."""
+    from openbook.serving.access.keys import caller_name
     from openbook.serving.access.quota import policies_of
 
     table = Table(box=None, padding=(0, 1), header_style="dim")
@@ -180,10 +181,9 @@ def print_keys(records: "Iterable[KeyRecord]", now: float) -> None:
     for record in sorted(records, key=lambda each: each.created):
         state = record.why_dead(now)
         days = [_day(time) for time in (record.created, record.expires)]
-        who = f"{record.tenant}/{record.name}" if record.tenant else record.name
         quotas = (f"{each.limit} {each.unit} a {each.window}" for each in policies_of(record.limits))
         may = "\n".join((" ".join(record.scopes), *quotas))
-        row = (f"ob_{record.prefix}_", who, may, *days, state or "alive")
+        row = (f"ob_{record.prefix}_", caller_name(record.tenant, record.name), may, *days, state or "alive")
         table.add_row(*row, style="dim" if state else "")
     console.print(table)
 

@@ -13,6 +13,7 @@ import tiny_encoders
 import torch
 import transformers
 from safetensors.torch import load_file
+from tiny_training import jsonl
 from typer.testing import CliRunner
 
 from openbook.cli import app
@@ -43,11 +44,6 @@ WIDE = {
 }
 
 
-def jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return path
-
-
 class Corpus:
     """Eight passages, and as many questions that share no word with their own: only training can tell."""
 
@@ -63,12 +59,12 @@ class Corpus:
         self.query, self.passage = towers[0], towers[-1]
         self.towers = len(towers)
         rows = [{"id": name, "title": "title", "text": f"passage of {name}"} for name in NAMES]
-        self.documents = jsonl(folder / "documents.jsonl", rows)
-        self.more_documents = jsonl(folder / "more.jsonl", [*rows, {"id": "more", "title": "", "text": "a long text"}])
+        self.documents = jsonl(folder / "documents.jsonl", *rows)
+        self.more_documents = jsonl(folder / "more.jsonl", *rows, {"id": "more", "title": "", "text": "a long text"})
         self.questions = [f"passage {number}" for number in NUMBERS]
         asked = zip(self.questions, NAMES, rows, strict=True)
         lines = [{"question": q, "answers": [a], "title": "title", "context": row["text"]} for q, a, row in asked]
-        jsonl(folder / "questions.jsonl", lines)
+        jsonl(folder / "questions.jsonl", *lines)
         self.old = self.build(self.documents, "old/snapshot", self.passage)
 
     def build(self, documents: Path, name: str, encoder: Path | str) -> Path:

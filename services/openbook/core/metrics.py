@@ -247,32 +247,28 @@ def _paired(confidence: ArrayLike, correct: ArrayLike) -> tuple[Float64, Float64
     return p, right
 
 
-def wilson_interval(n_right: int, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """Between what limits a share lies of which n_right of n were seen (Wilson 1927); 95 % unless z says otherwise.
+def wilson_interval(n_right: int, n: int) -> tuple[float, float]:
+    """Between what limits a share lies of which n_right of n were seen (Wilson 1927); 95 %.
 
     Other than the bootstrap's, it does not vanish where all are right, or none. NaN for n = 0.
     """
     if not n:
         return nan, nan
-    p = n_right / n
+    p, z = n_right / n, 1.959964
     middle, half = p + z * z / (2 * n), z * ((p * (1 - p) + z * z / (4 * n)) / n) ** 0.5
     return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
 
 
-def bootstrap_interval(
-    values: ArrayLike, seed: int = 0, level: float = 0.95, n_resamples: int = 2000
-) -> tuple[float, float]:
-    """Between what limits the mean of (n,) values lies for this share of samples like ours (percentile bootstrap).
+def bootstrap_interval(values: ArrayLike, seed: int = 0) -> tuple[float, float]:
+    """Between what limits the mean of (n,) values lies for 95 % of samples like ours (percentile bootstrap).
 
     Says how far questions drawn anew would move the mean, and nothing of a model trained anew. NaN for no values.
     """
-    low, high = bootstrap_intervals(np.reshape(np.asarray(values, np.float64), (-1, 1)), seed, level, n_resamples)
+    low, high = bootstrap_intervals(np.reshape(np.asarray(values, np.float64), (-1, 1)), seed)
     return float(low[0]), float(high[0])
 
 
-def bootstrap_intervals(
-    values: Float64, seed: int = 0, level: float = 0.95, n_resamples: int = 2000
-) -> tuple[Float64, Float64]:
+def bootstrap_intervals(values: Float64, seed: int = 0, n_resamples: int = 2000) -> tuple[Float64, Float64]:
     """`bootstrap_interval` of each column of (n, m) values, from the same samples: two of (m,)."""
     n, m = values.shape
     if not n:
@@ -281,5 +277,5 @@ def bootstrap_intervals(
     at_once = 1 + _RESAMPLED_AT_ONCE // (n * m + 1)
     drawn = (random.integers(0, n, (min(at_once, n_resamples - i), n)) for i in range(0, n_resamples, at_once))
     means = np.concatenate([values[rows].mean(axis=1) for rows in drawn])  # (n_resamples, m)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    low, high = np.quantile(means, [(1 - 0.95) / 2, (1 + 0.95) / 2], axis=0)
     return low, high

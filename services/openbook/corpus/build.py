@@ -64,6 +64,7 @@ from openbook.corpus.work import (
 from openbook.errors import InvalidConfig, InvalidDocuments, InvalidRequest, StartupError
 from openbook.index.building.build import (
     ExactDtype,
+    OnProgress,
     build_snapshot,
     check_new,
     check_plan,
@@ -89,9 +90,6 @@ log = logging.getLogger(__name__)
 
 READ_BETWEEN = 1000
 """Passages read between two calls that say so."""
-
-OnProgress = Callable[[str, int, int], None]
-"""Called with the stage's name, how much is done and how much there is; 0: nobody knows yet."""
 
 
 def build_corpus(

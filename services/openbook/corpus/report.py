@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from openbook import files
 from openbook.corpus.former import Changes
 from openbook.corpus.sources.limits import Failure
-from openbook.index.disk.snapshot import Manifest, Snapshot
-from openbook.index.disk.store import PassageReader
+from openbook.index.disk.passages import SnapshotPassages
+from openbook.index.disk.snapshot import Manifest
 
 N_SHOWN = 100
 """Of failures."""
@@ -69,18 +69,13 @@ class Survey:
     languages: Counter[str]
 
 
-def survey(snapshot: Snapshot) -> Survey:
-    """Read all passages once; 8 bytes of memory each. Those of a document lie together."""
-    manifest = snapshot.manifest
-    digests = np.empty(manifest.n_passages, np.uint64)
+def survey(passages: SnapshotPassages) -> Survey:
+    """Read all of them once; 8 bytes of memory each. Those of a document lie together."""
+    digests = np.empty(len(passages), np.uint64)
     words, n_words = np.zeros(MOST_WORDS + 1, np.int64), 0
     languages: Counter[str] = Counter()
-    readers = [
-        PassageReader(snapshot.shard_folder(shard), entry.first_id, manifest.fields)
-        for shard, entry in enumerate(manifest.shards)
-    ]
     n_documents, last = 0, None
-    for passage in (passage for reader in readers for passage in reader):
+    for passage in passages:
         digests[passage.id] = int.from_bytes(blake2b(passage.text.encode(), digest_size=8).digest(), "little")
         n = len(passage.text.split())
         words[min(n, MOST_WORDS)] += 1
@@ -94,9 +89,7 @@ def survey(snapshot: Snapshot) -> Survey:
     repeated = []
     for row, count in zip(rows[most].tolist(), counts[most].tolist(), strict=True):
         if count > 1:
-            reader = next(each for each in reversed(readers) if len(each) and each[0].id <= row)
-            passage = reader[row - reader[0].id]
-            repeated.append((count, passage.document_id, passage.text[:80]))
+            repeated.append((count, passages[row].document_id, passages[row].text[:80]))
     return Survey(n_documents, words, n_words, int(len(digests) - len(rows)), tuple(repeated), languages)
 
 
@@ -104,8 +97,8 @@ def write_report(
     path: Path, snapshot: Path, stages: Stages, failures: Sequence[Failure], changes: Changes | None
 ) -> None:
     """The page of a snapshot that was built just now."""
-    opened = Snapshot.open(snapshot)
-    whole = page(snapshot.name, opened.manifest, survey(opened), stages, failures, changes)
+    passages = SnapshotPassages(snapshot)
+    whole = page(snapshot.name, passages.snapshot.manifest, survey(passages), stages, failures, changes)
     files.write(path, whole.encode(errors="replace").decode())  # paths are of any bytes
 
 

@@ -44,10 +44,8 @@ def records() -> dict[str, str]:
         "openbook:requests:rate1m": f"sum(rate({asked}[1m]))",
         "openbook:failures:ratio1m": f"(sum(rate({failed}[1m])) or vector(0)) / (openbook:requests:rate1m > 0)",
         "openbook:refusals:ratio1m": f"(sum(rate({refused}[1m])) or vector(0)) / (openbook:requests:rate1m > 0)",
-        "openbook:answer_seconds:p90_1m": _quantile(0.9, f'{seconds}{{method="Answer"}}'),
-        "openbook:search_seconds:p90_1m": _quantile(
-            0.9, 'openbook_shard_seconds_bucket{method=~"Search|Candidates"}', "shard"
-        ),
+        "openbook:answer_seconds:p90_1m": _p90(f'{seconds}{{method="Answer"}}'),
+        "openbook:search_seconds:p90_1m": _p90('openbook_shard_seconds_bucket{method=~"Search|Candidates"}', "shard"),
         "openbook:cache_hits:ratio1m": f'1 - sum(rate({of_stages}{{stage="encode"}}[1m]))'
         f' / sum(rate({of_stages}{{stage="cache"}}[1m]))',
     }
@@ -226,5 +224,5 @@ def _config(topology: Topology, machines: Sequence[str], **more: Any) -> str:
     return to_yaml(config, about="Targets that nobody listens at are down: as many processes run as the others.")
 
 
-def _quantile(share: float, of: str, *by: str) -> str:
-    return f"histogram_quantile({share}, sum by ({', '.join([*by, 'le'])}) (rate({of}[1m])))"
+def _p90(of: str, *by: str) -> str:
+    return f"histogram_quantile(0.9, sum by ({', '.join([*by, 'le'])}) (rate({of}[1m])))"

@@ -101,7 +101,7 @@ def on_premise(topology: Topology, hosts: OnPremise, path: str) -> str:
         "setup_commands": [hosts.install, _ON_PATH],
         "worker_setup_commands": [fetch] if fetch else [],
         "head_start_ray_commands": [
-            *_head(topology, home, hosts.has_gpus, len(hosts.workers), _OLD_AUTOSCALER),
+            *_head(topology, home, len(hosts.workers), _OLD_AUTOSCALER),
             clean_up(ENDED, topology.name),
             f"RAY_TMPDIR=/tmp {BIN}/python -P -m {ray_machines.__name__}",
         ],
@@ -172,7 +172,7 @@ def _of_a_cloud(
             "sudo apt-get update -q && sudo apt-get install -yq redis-server && "
             "sudo systemctl disable --now redis-server"
         ],
-        "head_start_ray_commands": _head(topology, home, has_gpus, topology.index.replicas, {}),
+        "head_start_ray_commands": _head(topology, home, topology.index.replicas, {}),
         "worker_start_ray_commands": _worker(topology, home, ""),
     }
     about = UP.format(path=path, http=topology.ports.http, grpc=topology.ports.grpc)
@@ -217,7 +217,7 @@ def _exports(topology: Topology, home: str, more: dict[str, str]) -> str:
     return "\n".join([*exports, f"mkdir -p -m 700 $TMPDIR ~/{HAPROXY}"])
 
 
-def _head(topology: Topology, home: str, has_gpus: bool, n_index: int, more: dict[str, str]) -> list[str]:
+def _head(topology: Topology, home: str, n_index: int, more: dict[str, str]) -> list[str]:
     """Ray is left alone where it runs, so that `ray up` may be said twice. Then the deployment waits for the index
     nodes, in the background.
     """

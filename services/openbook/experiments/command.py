@@ -1,8 +1,6 @@
 """The commands `openbook experiment NAME`: one function each."""
 
 import os
-import platform
-import re
 import shlex
 import shutil
 import sys
@@ -19,6 +17,7 @@ import typer
 from openbook import files
 from openbook.core.types import Decoding, Formulation
 from openbook.errors import InvalidConfig
+from openbook.processes import processor
 
 if TYPE_CHECKING:
     from openbook.experiments.report import Report
@@ -248,15 +247,6 @@ def _command() -> str:
     return shlex.join(["openbook", *sys.argv[1:]])
 
 
-def _processor() -> str:
-    """As Linux calls it."""
-    try:
-        names = re.findall(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor()
-
-
 def _end(report: "Report", out: Path, against: Path | None, check: bool) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -264,7 +254,7 @@ def _end(report: "Report", out: Path, against: Path | None, check: bool) -> None
     from openbook.experiments.kept import folder_of
     from openbook.terminal import console
 
-    here = [("date", f"{date.today():%-d %B %Y}"), ("machine", f"{_processor()}, {os.cpu_count()} cores")]
+    here = [("date", f"{date.today():%-d %B %Y}"), ("machine", f"{processor()}, {os.cpu_count()} cores")]
     report = replace(report, made_of=[*report.made_of, *here])
     report.write(out)  # whatever it is held to: it may have taken hours
     if against:

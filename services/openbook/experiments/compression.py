@@ -20,8 +20,8 @@ from openbook.experiments.asking import SEQUENCE, Asked, OnProgress, ask, differ
 from openbook.experiments.pictures import Axes, Series, drawn
 from openbook.experiments.report import Cell, Expected, Report, Table
 from openbook.index.building.build import build_snapshot
-from openbook.index.disk.snapshot import INDEX, VECTORS, Manifest, Snapshot
-from openbook.index.disk.store import PassageReader
+from openbook.index.disk.passages import SnapshotPassages
+from openbook.index.disk.snapshot import INDEX, Manifest, Snapshot
 from openbook.index.shard.engine import Index
 from openbook.index.shard.shard import Shard
 from openbook.models.encoder import TextEncoder
@@ -97,15 +97,7 @@ def made_for(factory: str, n_passages: int, dimension: int) -> str:
 
 def _read(folder: Path) -> tuple[Float32, Sequence[Passage], Manifest]:
     snapshot = Snapshot.open(folder)
-    manifest = snapshot.manifest
-    shards = [snapshot.shard_folder(shard) for shard in range(len(manifest.shards))]
-    vectors = np.concatenate([np.load(shard / VECTORS) for shard in shards]).astype(np.float32)
-    passages = [
-        passage
-        for shard, entry in zip(shards, manifest.shards, strict=True)
-        for passage in PassageReader(shard, entry.first_id)
-    ]
-    return vectors, passages, manifest
+    return snapshot.vectors(), list(SnapshotPassages(folder)), snapshot.manifest
 
 
 def _queries(settings: Settings) -> Float32:

@@ -7,7 +7,7 @@ other and back again. The same questions, about offices that changed hands, are 
 import asyncio
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +31,7 @@ from openbook.evaluation.score import is_right
 from openbook.evaluation.settings import EvaluationSettings
 from openbook.evaluation.summary import Mean
 from openbook.evaluation.system import PATIENCE_S, System, opened
+from openbook.experiments.asking import OnProgress
 from openbook.experiments.leaders import DATES, Changed, changed, documents, read_leaders, shipped
 from openbook.experiments.report import Cell, Expected, Report, Table, digest
 from openbook.index.client.publish import publish
@@ -41,8 +42,6 @@ N_SHARDS = 2
 PAPER = ("70 %", "4 %", "12 %", "68 %")
 MATCHED, MISMATCHED = (0.70, 1.0), (0.0, 0.05)
 """Where accuracies are expected."""
-
-OnProgress = Callable[[str, int, int], None]
 
 
 class MemorySettings(Section):

@@ -26,6 +26,7 @@ from openbook.loadtest.outcomes import OK, REFUSED
 from openbook.loadtest.report import knee_page, page
 from openbook.loadtest.result import Result
 from openbook.loadtest.settings import LoadSettings
+from openbook.processes import processor
 
 log = logging.getLogger(__name__)
 
@@ -156,20 +157,11 @@ def surroundings(date: float) -> dict[str, Any]:
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "machine": {
             "system": platform.platform(),
-            "processor": _processor(),
+            "processor": processor(),
             "cores": os.cpu_count(),
             "python": platform.python_version(),
         },
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
 
 
 def _csv(result: Result) -> str:

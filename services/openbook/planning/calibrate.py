@@ -1,7 +1,6 @@
 """This machine measured in some minutes: small tiers are built, served and asked; models answer; the disk is read."""
 
 import os
-import platform
 import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ from openbook.core.types import GenerationSettings, Retrieved
 from openbook.planning.constants import Calibration
 from openbook.planning.measure import Served, Texts, build, served
 from openbook.planning.model import RERANKED, Shape
+from openbook.processes import processor
 
 OnStep = Callable[[str, int, int], None]
 """Called with what is measured, and how much of it is done."""
@@ -43,7 +43,6 @@ QUESTIONS = tuple(
 )
 ON_DISK = "/var/tmp"
 """Where nobody says otherwise: /tmp is memory on many machines, of which no read would ask the disk."""
-CPUINFO = Path("/proc/cpuinfo")
 
 
 def calibrate(on_step: OnStep = lambda what, done, total: None, models: bool = True) -> Calibration:
@@ -69,11 +68,7 @@ def calibrate(on_step: OnStep = lambda what, done, total: None, models: bool = T
 
 def machine() -> str:
     """The processor, and how many cores of it."""
-    lines = CPUINFO.read_text().splitlines() if CPUINFO.exists() else []
-    named = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
-    )
-    return f"{os.cpu_count()} cores of {named}"
+    return f"{os.cpu_count()} cores of {processor()}"
 
 
 def _of_tiers(found: dict[Tier, Served]) -> dict[str, float]:

@@ -39,9 +39,9 @@ from openbook.serving.workers.generator import (
 from openbook.serving.workers.hop import over_grpc
 from openbook.serving.workers.queue import Load
 from openbook.serving.workers.routing import AnsweringRouter
-from openbook.serving.workers.worker import apart, check_gpu
+from openbook.serving.workers.worker import Replica, apart
 from openbook.telemetry import MetricsServer
-from openbook.tracing.spans import flush_spans, setup_tracing
+from openbook.tracing.spans import setup_tracing
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ def assemble(settings: Settings, make_encoder: EncoderLoader, make_generator: Ge
     )
 
 
-class Ingress(AnswerIngress):
+class Ingress(AnswerIngress, Replica):
     """The endpoint with everything behind it: the models in this process (`fused`) or behind handles (`split`).
 
     Raises:
@@ -206,13 +206,6 @@ class Ingress(AnswerIngress):
         tell(service.load)
         metrics.become("ingress")
         log.info("%s: snapshot %s, %d passages", settings.serving.topology, index.snapshot_id, index.n_passages)
-
-    def __del__(self) -> None:
-        flush_spans()  # Serve calls this, and kills the process
-
-    async def check_health(self) -> None:
-        """Serve calls this, and replaces a replica that raises."""
-        check_gpu()
 
 
 def _ingress(settings: Settings, n_threads: int, num_gpus: float) -> serve.Deployment:

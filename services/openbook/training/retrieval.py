@@ -124,15 +124,8 @@ class MemoryIndex:
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
-        from openbook.index.disk.snapshot import VECTORS
-
         self._texts = SnapshotTexts(folder)
-        files = [
-            self._texts.snapshot.shard_folder(i) / VECTORS for i in range(len(self._texts.snapshot.manifest.shards))
-        ]
-        self._vectors = np.concatenate(
-            [np.load(file).astype(np.float32, copy=False) for file in files]
-        )  # (n_passages, d)
+        self._vectors = self._texts.snapshot.vectors()  # (n_passages, d)
         self._on_device = torch.from_numpy(self._vectors).to(device)
         manifest = self._texts.snapshot.manifest
         self._max_norm = manifest.max_norm

@@ -105,14 +105,15 @@ async def waiting(batcher: Batcher[int, int], *items: int, context: Context = NE
     return tasks
 
 
-def test_what_waits_while_the_worker_is_busy_is_the_next_batch() -> None:
-    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
-        first = await busy(worker, batcher)
-        others = await waiting(batcher, 1, 2, 3, 4, 5)
-        worker.go.set()
-        assert await asyncio.gather(first, *others) == [0, 2, 4, 6, 8, 10]
+async def one_then_five(worker: Worker, batcher: Batcher[int, int]) -> None:
+    first = await busy(worker, batcher)
+    others = await waiting(batcher, 1, 2, 3, 4, 5)
+    worker.go.set()
+    assert await asyncio.gather(first, *others) == [0, 2, 4, 6, 8, 10]
 
-    worker = run(test)
+
+def test_what_waits_while_the_worker_is_busy_is_the_next_batch() -> None:
+    worker = run(one_then_five)
     assert worker.batches == [[0], [1, 2, 3, 4], [5]]
     assert len(worker.threads) == 1
     assert threading.get_ident() not in worker.threads
@@ -203,13 +204,7 @@ def test_who_lost_his_place_to_others_hears_it_when_he_comes() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"kind": lambda key: "of all keys"}])
 def test_only_equal_keys_share_a_batch_and_none_starves(options: dict[str, object]) -> None:
-    async def test(worker: Worker, batcher: Batcher[int, int]) -> None:
-        first = await busy(worker, batcher)
-        others = await waiting(batcher, 1, 2, 3, 4, 5)
-        worker.go.set()
-        assert await asyncio.gather(first, *others) == [0, 2, 4, 6, 8, 10]
-
-    worker = run(test, key=lambda item: item % 2, **options)
+    worker = run(one_then_five, key=lambda item: item % 2, **options)
     assert worker.batches == [[0], [1, 3, 5], [2, 4]]
 
 

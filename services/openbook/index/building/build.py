@@ -48,7 +48,7 @@ ROWS_PER_CELL = 39
 """FAISS's own least. So many an index is trained on if it has more than 6,700 cells, and TRAINING_ROWS if not."""
 
 OnProgress = Callable[[str, int, int], None]
-"""Called with the stage and how many of how many passages are done."""
+"""Called with the stage, how many passages are done and how many there are; 0: nobody knows yet."""
 
 
 def build_snapshot(

@@ -23,6 +23,7 @@ from pydantic import Field, field_validator, model_validator
 
 from openbook.core.fingerprint import file_digest, json_digest
 from openbook.core.origin import Field as OriginField
+from openbook.core.types import Float32
 from openbook.errors import InvalidSnapshot
 from openbook.files import read_regular
 from openbook.index.disk.arrays import check_vectors, read_array
@@ -188,6 +189,11 @@ class Snapshot:
     def shard_folder(self, shard: int) -> Path:
         """Where the files of one shard lie."""
         return shard_folder(self.folder, shard)
+
+    def vectors(self) -> Float32:
+        """(n, d) the exact vectors of all shards, in memory."""
+        files = (self.shard_folder(shard) / VECTORS for shard in range(len(self.manifest.shards)))
+        return np.concatenate([np.load(file).astype(np.float32, copy=False) for file in files])
 
     def verify(self, shard: int, with_words: bool = True) -> None:
         """Read every byte of one shard's files, and with `with_words` of the words of all shards, and compare.

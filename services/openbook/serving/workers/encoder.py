@@ -17,9 +17,9 @@ from openbook.processes import loading
 from openbook.serving.workers.batching import Batcher
 from openbook.serving.workers.hop import OtherModel, answered
 from openbook.serving.workers.replicas import Replicas
-from openbook.serving.workers.worker import apart, check_gpu
+from openbook.serving.workers.worker import Replica, apart
 from openbook.telemetry import MetricsServer
-from openbook.tracing.spans import flush_spans, setup_tracing
+from openbook.tracing.spans import setup_tracing
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -111,7 +111,7 @@ class AboutEncoder:
         return (self.space, self.dimension) == (former.space, former.dimension)
 
 
-class EncoderDeployment:
+class EncoderDeployment(Replica):
     """One replica of the encoder, `split` topology. Our errors are returned, not raised: see `hop`."""
 
     def __init__(self, settings: ServedEncoderSettings, load: EncoderLoader, serving: ServingSettings) -> None:
@@ -121,13 +121,6 @@ class EncoderDeployment:
         self._settings = settings
         with loading():
             self._encoder = LocalEncoder(apart(lambda: load(settings)), settings)
-
-    def __del__(self) -> None:
-        flush_spans()  # Serve calls this, and kills the process
-
-    async def check_health(self) -> None:
-        """Serve calls this, and replaces a replica that raises."""
-        check_gpu()
 
     async def describe(self, settings: ServedEncoderSettings | None = None) -> AboutEncoder | None:
         """What it has; None if that was made with other settings than these."""

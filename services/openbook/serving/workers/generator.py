@@ -23,9 +23,9 @@ from openbook.rag.ports import BegunByAnother, Maker
 from openbook.serving.workers.batching import Asked, Batcher
 from openbook.serving.workers.hop import OtherModel, answered
 from openbook.serving.workers.replicas import Replicas
-from openbook.serving.workers.worker import apart, check_gpu
+from openbook.serving.workers.worker import Replica, apart
 from openbook.telemetry import MetricsServer
-from openbook.tracing.spans import flush_spans, setup_tracing, span
+from openbook.tracing.spans import setup_tracing, span
 
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
@@ -189,7 +189,7 @@ class AboutGenerator(Maker):
         return True
 
 
-class GeneratorDeployment:
+class GeneratorDeployment(Replica):
     """One replica of the generator, `split` topology. Our errors are returned, not raised: see `hop`."""
 
     def __init__(self, settings: GeneratorSettings, load: GeneratorLoader, serving: ServingSettings) -> None:
@@ -200,13 +200,6 @@ class GeneratorDeployment:
         with loading():
             self._generator = LocalGenerator(apart(lambda: load(settings)), settings)
             self._generator.warm_up()
-
-    def __del__(self) -> None:
-        flush_spans()  # Serve calls this, and kills the process
-
-    async def check_health(self) -> None:
-        """Serve calls this, and replaces a replica that raises."""
-        check_gpu()
 
     async def describe(self, settings: GeneratorSettings | None = None) -> AboutGenerator | None:
         """What it has; None if that was made with other settings than these."""

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from openbook.core.deadline import Check, Clock, Deadline
 from openbook.errors import DeadlineExceeded, ModelUnavailable
+from openbook.tracing.spans import flush_spans
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,17 @@ def check_gpu() -> None:
     """
     if _GPU.lost_by:
         raise ModelUnavailable(f"this replica has lost its GPU: {_GPU.lost_by}")
+
+
+class Replica:
+    """What Serve asks of each of ours."""
+
+    def __del__(self) -> None:
+        flush_spans()  # Serve calls this, and kills the process
+
+    async def check_health(self) -> None:
+        """Serve calls this, and replaces a replica that raises."""
+        check_gpu()
 
 
 def _look_at(outcome: object) -> None:

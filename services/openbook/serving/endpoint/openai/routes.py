@@ -15,7 +15,6 @@ from openbook.serving.endpoint.asked import asked
 from openbook.serving.endpoint.openai.chat import Chat, n_words
 from openbook.serving.endpoint.openai.replies import (
     ChatCompletion,
-    ChatCompletionChunk,
     Embedding,
     Embeddings,
     ModelCard,
@@ -113,11 +112,7 @@ async def _sent(chat: Chat, first: Event, events: AsyncGenerator[Event], request
     try:
         async with aclosing(chat.chunks(first, events)) as chunks:
             async for chunk in chunks:
-                yield _data(chunk)
+                yield f"data: {chunk.to_json()}\n\n"
         yield "data: [DONE]\n\n"
     except Exception as error:
         yield f"data: {openai_error(as_ours(error, request_id)).model_dump_json()}\n\n"
-
-
-def _data(chunk: ChatCompletionChunk) -> str:
-    return f"data: {chunk.to_json()}\n\n"
