@@ -63,6 +63,17 @@ def test_all_others_read_problem_details(url: str, path: str) -> None:
     assert reply.json() == problem_of_status(503, ERRORS[503][1], "UNAVAILABLE", "").model_dump()
 
 
+def test_what_serve_itself_would_list_is_nothing_for_callers(tmp_path: Path) -> None:
+    port = free_port()
+    with (
+        haproxy(tmp_path, GRPC.format(http=free_port(), port=port, replica=free_port()), (port,)),
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+        pytest.raises(grpc.RpcError) as caught,
+    ):
+        channel.unary_unary("/ray.serve.RayServeAPIService/ListApplications")(bytes(1 << 20), timeout=30)
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+
 def test_calls_of_reflection_that_never_end_are_few_and_keep_nobody_out(tmp_path: Path) -> None:
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
 

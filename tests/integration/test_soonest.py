@@ -91,8 +91,9 @@ def test_who_says_nothing_for_a_while_is_passed_by_until_he_does(behind: Behind)
 def test_callers_do_not_hear_how_busy_anybody_is(behind: Behind) -> None:
     say(behind, "0.0 0.0", "0.0 0.0")
     assert httpx.get(f"http://127.0.0.1:{behind.ports[0][0]}/-/load").text == "0.0 0.0"
-    reply = httpx.get(f"http://127.0.0.1:{behind.http}/-/load")
-    assert (reply.status_code, reply.json()["code"]) == (404, "NOT_FOUND")
+    for path in ("/-/load", "/%2d/load?x", "/-/%6Coad"):
+        reply = httpx.get(f"http://127.0.0.1:{behind.http}{path}")
+        assert (reply.status_code, reply.json()["code"]) == (404, "NOT_FOUND"), path
 
 
 def test_who_measures_may_have_two_drawn(behind: Behind) -> None:

@@ -325,6 +325,36 @@ def test_what_serve_would_fail_to_read_does_not_reach_it(method: str) -> None:
     run(scenario)
 
 
+def test_a_web_socket_has_no_header_that_serve_would_fail_to_read() -> None:
+    opened: list[Scope] = []
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        opened.append(scope)
+
+    scope = {"type": "websocket", "path": "/", "headers": [(name.encode(), b"\xff") for name in SERVE_READS]}
+    asyncio.run(BufferedBodies(serve)(scope, None, None))  # type: ignore[arg-type]
+    assert [each["headers"] for each in opened] == [[]]
+
+
+def test_of_a_body_that_nobody_asks_for_nothing_is_kept() -> None:
+    """Serve hands on all that comes, to a queue without an end."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        kept = [await receive(), await receive()]
+        assert [each["type"] for each in kept] == ["http.request", "http.disconnect"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": kept[0]["body"]})
+
+    async def scenario() -> None:
+        caller = Caller(BufferedBodies(serve), method="GET")
+        for _ in range(3):
+            caller.sends(bytes(1 << 16), more=True)
+        caller.leaves()
+        assert await caller.hears() == (200, b"")
+
+    run(scenario)
+
+
 def test_requests_without_a_body_are_not_kept() -> None:
     async def scenario() -> None:
         caller = Caller(BufferedBodies(echo), method="GET")

@@ -18,7 +18,15 @@ from openbook.serving.endpoint.load import LOAD_PATH
 from openbook.serving.endpoint.openai_errors import PATHS, OpenAIError, openai_error_of_status, speaks_openai
 from openbook.serving.endpoint.problems import MEDIA_TYPE, Problem, problem_of_status
 from openbook.serving.launch import tls
-from openbook.serving.launch.haproxy import ERRORS, OPENAI_PATHS, WHOLE_CALLS, error_files, mended
+from openbook.serving.launch.haproxy import (
+    ERRORS,
+    NO_UPGRADES,
+    NOT_LISTED,
+    OPENAI_PATHS,
+    WHOLE_CALLS,
+    error_files,
+    mended,
+)
 from openbook.serving.launch.soonest import CHOSEN, NOT_TOLD, SOONEST_LUA
 
 TEMPLATES = "".join(text for name, text in vars(haproxy_templates).items() if name.endswith("TEMPLATE"))
@@ -68,7 +76,8 @@ def test_the_lines_to_be_mended_are_in_the_templates_of_this_ray() -> None:
     assert mends.count(CHOSEN) == 0  # no replica stands in a template: who is asked is seen in tests/integration
     assert LOAD_PATH in SOONEST_LUA
     assert LOAD_PATH in NOT_TOLD in mends
-    assert mends.count("option http-buffer-request") == mends.count(WHOLE_CALLS) == 1
+    assert mends.count("option http-buffer-request") == mends.count(NOT_LISTED + WHOLE_CALLS) == 1
+    assert NO_UPGRADES in mends
     assert mends.count(" min-recv 1\n") == TEMPLATES.count("tcp-check expect ") == 2
     assert "mode 666" in TEMPLATES
     assert "mode 666" not in mends

@@ -64,8 +64,11 @@ class BufferedBodies:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope, send = _legible(scope), _with_one_request_id(send)
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if scope["method"] != "POST":
+            await self._app(scope, replay(b"", _dropped(receive)), send)
             return
         try:
             body = await self._read(scope, receive)
@@ -180,7 +183,7 @@ def _with_one_request_id(send: Send) -> Send:
 
 def _legible(scope: Scope) -> Scope:
     """Without what Serve would obey, or fail to read: it answers that in plain text, with 500."""
-    if scope["type"] != "http":
+    if scope["type"] == "lifespan":
         return scope
     headers = [
         (name, value)
@@ -188,6 +191,17 @@ def _legible(scope: Scope) -> Scope:
         if name not in SERVE_OBEYS and (value.isascii() or name.replace(b"_", b"-") not in SERVE_READS)
     ]
     return {**scope, "headers": headers}
+
+
+def _dropped(receive: Receive) -> Receive:
+    """Nothing of a body that nobody asked for, of which Serve would keep all: only that its sender has gone."""
+
+    async def gone() -> Message:
+        while (message := await receive())["type"] == "http.request":
+            pass
+        return message
+
+    return gone
 
 
 def replay(body: bytes, receive: Receive) -> Receive:

@@ -45,6 +45,14 @@ WHOLE_CALLS = f"""\
 Of our methods none answers before all has been asked; reflection does, and so is counted apart.
 """
 
+NOT_LISTED = "    http-request deny deny_status 404 if { path /ray.serve.RayServeAPIService/ListApplications }\n"
+"""Of gRPC's frontend. Serve's own proxy would be asked, which takes messages of 2 GB from anybody."""
+
+NO_UPGRADES = "    http-request del-header upgrade\n"
+"""Of HTTP's frontend. Replicas take the body of who asks for another protocol for the next request: its reply would go
+to whoever asks next over that connection.
+"""
+
 SUCCESSOR = """\
 backend {protocol}_successor
     server successor unix@{socket}{speaks}
@@ -130,10 +138,10 @@ def mended(config: str, folder: Path) -> str:
     # Just started it knows of no application yet: that is no reason to say that there is nothing to be found.
     config = re.sub(r"^( *http-request) return status .* Ping .*$", r"\1 deny deny_status 503", config, flags=re.M)
     # Replicas never meet who sends byte by byte.
-    mends = f"    option http-buffer-request\n{OPENAI}{NOT_TOLD}"
+    mends = f"    option http-buffer-request\n{OPENAI}{NO_UPGRADES}{NOT_TOLD}"
     config = _surely(r"^frontend http_frontend\n", rf"\g<0>{mends}", config)
     n_grpc = len(re.findall(r"^ *bind .* proto h2$", config, flags=re.M))  # none where gRPC is not served
-    config = _surely(r"^frontend grpc_frontend\n", rf"\g<0>{WHOLE_CALLS}", config, n_grpc)
+    config = _surely(r"^frontend grpc_frontend\n", rf"\g<0>{NOT_LISTED}{WHOLE_CALLS}", config, n_grpc)
     for protocol, speaks in (("http", ""), ("grpc", " proto h2")):
         config = re.sub(
             rf"^frontend {protocol}_frontend\n(?:(?!\w| *(?:use|default)_backend ).*\n)*",

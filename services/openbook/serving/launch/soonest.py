@@ -27,7 +27,7 @@ MOST_CALLERS = 1000
 CHOSEN = "    use-server %[lua.soonest] unless { var(proc.drawn) -m bool }"
 """Of a backend. A replica that is down, or has no name, is not used. Who measures may tell HAProxy to draw two."""
 
-NOT_TOLD = "    http-request deny deny_status 404 if { path /-/load }\n"
+NOT_TOLD = "    http-request deny deny_status 404 if { path,url_dec /-/load }\n"
 """Of HTTP's frontend: how busy replicas are is nothing for callers."""
 
 SOONEST = "soonest.lua"

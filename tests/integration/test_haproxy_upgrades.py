@@ -1,0 +1,56 @@
+"""Who asks for another protocol asks nobody else's questions: replicas would take his body for the next request."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from proxies import haproxy
+from starlette.types import Receive, Scope, Send
+
+from openbook.processes import free_port
+
+SECTIONS = """frontend http_frontend
+    bind 127.0.0.1:{port}
+    default_backend http
+backend http
+    http-reuse always
+    server one 127.0.0.1:{replica}
+"""
+INSIDE = b"GET /inside HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize("protocol", ["other", "websocket"])
+def test_a_body_is_a_body_whatever_protocol_is_asked_for(protocol: str, tmp_path: Path) -> None:
+    asked: list[tuple[str, bytes]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        asked.append((scope["path"], body))
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    async def scenario() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            config = uvicorn.Config(app, lifespan="off", log_level="critical", http="httptools", interface="asgi3")
+            server = uvicorn.Server(config)
+            serving = asyncio.create_task(server._serve([listening]))  # not `serve`, which takes the signals
+            port, replica = free_port(), listening.getsockname()[1]
+            try:
+                with haproxy(tmp_path, SECTIONS.format(port=port, replica=replica), (port,)):
+                    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                        wants = {"connection": "upgrade", "upgrade": protocol, "sec-websocket-key": "A" * 22 + "=="}
+                        body = bytes(1 << 15) + INSIDE
+                        (await client.put("/one", content=body, headers=wants)).raise_for_status()
+                        (await client.put("/two", content=INSIDE)).raise_for_status()
+            finally:
+                server.should_exit = True
+                await serving
+        assert asked == [("/one", body), ("/two", INSIDE)]
+
+    asyncio.run(scenario())
