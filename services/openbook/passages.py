@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from unicodedata import normalize
 
 import typer
 
@@ -98,7 +99,12 @@ def _fits(passage: "Passage", wanted: dict[str, str | None]) -> bool:
     origin = passage.origin
     places = f"{origin.path}\n{origin.url}" if origin else ""
     having = {"title": passage.title, "path": places, "text": passage.text}
-    return all(part.casefold() in having[name].casefold() for name, part in wanted.items() if part)
+    return all(_plain(part) in _plain(having[name]) for name, part in wanted.items() if part)
+
+
+def _plain(text: str) -> str:
+    """Without what may differ. Names of files may have accents as signs of their own, as macOS writes them."""
+    return normalize("NFC", text).casefold()
 
 
 def _excerpt(where: str, id: str, n: int, given: Mapping[str, Any]) -> "Excerpt":

@@ -112,6 +112,32 @@ def test_servers_move_join_and_leave_while_they_are_asked(start: Callable[[int],
     asyncio.run(run())
 
 
+def test_a_server_of_another_shard_comes_to_an_address_that_is_known(snapshot: Path) -> None:
+    """Of the same snapshot, whose passages it would count twice, and miss others."""
+
+    def server(shard: int, address: str = ":0") -> IndexServer:
+        port = int(address.rpartition(":")[2])
+        return IndexServer(IndexServerSettings(snapshot=snapshot, shard=shard, port=port))
+
+    async def run() -> None:
+        with server(0) as first, server(1) as other:
+            addresses = first.address, other.address
+            index = ShardedIndex(addresses, TIMEOUT_S)
+            await index.connect()
+            expected = await search(index)
+        with server(1, addresses[0]), server(0, addresses[1]):
+            np.testing.assert_array_equal((await search(index)).ids, expected.ids)
+        with server(0, addresses[0]), server(1, addresses[1]):
+            passages = await index.fetch([0, N - 1], expected.snapshot_id, Context())
+            assert [passage.id for passage in passages] == [0, N - 1]
+        none = pytest.raises(ShardUnavailable, match="no server holds shard 0")
+        with server(1, addresses[0]), server(1, addresses[1]), none:
+            await search(index)
+        await index.close()
+
+    asyncio.run(run())
+
+
 def test_all_servers_move_at_any_moment_of_a_question(start: Callable[[int], IndexServer], tmp_path: Path) -> None:
     lines, servers = Lines(tmp_path / "servers"), [[start(0), start(1)] for _ in range(2)]
     lines.write(*servers[0])

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from openbook.v1 import common_pb2 as openbook_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17openbook/v1/index.proto\x12\x0bopenbook.v1\x1a\x18openbook/v1/common.proto\"3\n\x0f\x44ownloadRequest\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x02 \x01(\t\"I\n\x10\x44ownloadResponse\x12\x14\n\x0cn_bytes_done\x18\x01 \x01(\x04\x12\x0f\n\x07n_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\"5\n\x0ePrepareRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x02 \x01(\t\"7\n\x0ePublishRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"%\n\x0e\x44iscardRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"\xda\x01\n\x04\x43\x61ll\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x16\n\ttimeout_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12,\n\x06search\x18\x03 \x01(\x0b\x32\x1a.openbook.v1.SearchRequestH\x00\x12*\n\x05\x66\x65tch\x18\x04 \x01(\x0b\x32\x19.openbook.v1.FetchRequestH\x00\x12\x10\n\x06\x63\x61ncel\x18\x05 \x01(\x08H\x00\x12%\n\x07\x63ontext\x18\x06 \x01(\x0b\x32\x14.openbook.v1.ContextB\t\n\x07requestB\x0c\n\n_timeout_s\"L\n\x07\x43ontext\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\x12\r\n\x05trace\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\"\xa7\x01\n\x05Reply\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x06search\x18\x02 \x01(\x0b\x32\x1b.openbook.v1.SearchResponseH\x00\x12+\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x1a.openbook.v1.FetchResponseH\x00\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x14.openbook.v1.FailureH\x00\x42\t\n\x07outcome\"(\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xa9\x01\n\rSearchRequest\x12$\n\x07queries\x18\x01 \x01(\x0b\x32\x13.openbook.v1.Matrix\x12\t\n\x01k\x18\x02 \x01(\r\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\x12\x31\n\nparameters\x18\x04 \x01(\x0b\x32\x1d.openbook.v1.SearchParameters\x12\x11\n\tquestions\x18\x05 \x03(\t\x12\x0c\n\x04\x61lso\x18\x06 \x03(\x12\"\x86\x01\n\x10SearchParameters\x12\x13\n\x06nprobe\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tef_search\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1a\n\rrerank_factor\x18\x03 \x01(\rH\x02\x88\x01\x01\x42\t\n\x07_nprobeB\x0c\n\n_ef_searchB\x10\n\x0e_rerank_factor\"\xa0\x01\n\x0eSearchResponse\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\t\n\x01k\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\x12\x0e\n\x06scores\x18\x04 \x01(\x0c\x12\x13\n\x0bsnapshot_id\x18\x05 \x01(\t\x12\x1b\n\x13\x63urrent_snapshot_id\x18\x06 \x01(\t\x12\x18\n\x10\x63urrent_sequence\x18\x07 \x01(\x04\x12\x0c\n\x04\x62m25\x18\x08 \x01(\x0c\"[\n\x0c\x46\x65tchRequest\x12\x0b\n\x03ids\x18\x01 \x03(\x03\x12\x14\n\x0cwith_vectors\x18\x02 \x01(\x08\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\x12\x13\n\x0blasting_ids\x18\x04 \x03(\t\"r\n\rFetchResponse\x12&\n\x08passages\x18\x01 \x03(\x0b\x32\x14.openbook.v1.Passage\x12$\n\x07vectors\x18\x02 \x01(\x0b\x32\x13.openbook.v1.Matrix\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\"\r\n\x0bInfoRequest\"\xbb\x02\n\x0cInfoResponse\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x10\n\x08n_shards\x18\x03 \x01(\r\x12\x12\n\nn_passages\x18\x04 \x01(\x04\x12\x10\n\x08\x66irst_id\x18\x05 \x01(\x03\x12\x11\n\tdimension\x18\x06 \x01(\r\x12\x0f\n\x07\x65ncoder\x18\x07 \x01(\t\x12\x1b\n\x13\x65ncoder_fingerprint\x18\x08 \x01(\t\x12\x0f\n\x07\x66\x61\x63tory\x18\t \x01(\t\x12\r\n\x05max_k\x18\n \x01(\r\x12\x10\n\x08max_rows\x18\x0b \x01(\r\x12\'\n\x04held\x18\x0c \x03(\x0b\x32\x19.openbook.v1.HeldSnapshot\x12(\n\x06\x66rames\x18\r \x01(\x0b\x32\x13.openbook.v1.FramesH\x00\x88\x01\x01\x42\t\n\x07_frames\"1\n\x06\x46rames\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\"\xd3\x02\n\x0cHeldSnapshot\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x10\n\x08n_shards\x18\x03 \x01(\r\x12\x12\n\nn_passages\x18\x04 \x01(\x04\x12\x10\n\x08\x66irst_id\x18\x05 \x01(\x03\x12\x11\n\tdimension\x18\x06 \x01(\r\x12\x0f\n\x07\x65ncoder\x18\x07 \x01(\t\x12\x1b\n\x13\x65ncoder_fingerprint\x18\x08 \x01(\t\x12\x0f\n\x07\x66\x61\x63tory\x18\t \x01(\t\x12\x18\n\x10n_passages_total\x18\n \x01(\x04\x12\x12\n\ncreated_at\x18\x0b \x01(\t\x12\x35\n\x06recall\x18\x0c \x03(\x0b\x32%.openbook.v1.HeldSnapshot.RecallEntry\x1a-\n\x0bRecallEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\x85\x02\n\x0cIndexService\x12\x41\n\x06Search\x12\x1a.openbook.v1.SearchRequest\x1a\x1b.openbook.v1.SearchResponse\x12>\n\x05\x46\x65tch\x12\x19.openbook.v1.FetchRequest\x1a\x1a.openbook.v1.FetchResponse\x12;\n\x04Info\x12\x18.openbook.v1.InfoRequest\x1a\x19.openbook.v1.InfoResponse\x12\x35\n\x08\x45xchange\x12\x11.openbook.v1.Call\x1a\x12.openbook.v1.Reply(\x01\x30\x01\x32\xa5\x02\n\x11IndexAdminService\x12G\n\x08\x44ownload\x12\x1c.openbook.v1.DownloadRequest\x1a\x1d.openbook.v1.DownloadResponse\x12\x41\n\x07Prepare\x12\x1b.openbook.v1.PrepareRequest\x1a\x19.openbook.v1.InfoResponse\x12\x41\n\x07Publish\x12\x1b.openbook.v1.PublishRequest\x1a\x19.openbook.v1.InfoResponse\x12\x41\n\x07\x44iscard\x12\x1b.openbook.v1.DiscardRequest\x1a\x19.openbook.v1.InfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17openbook/v1/index.proto\x12\x0bopenbook.v1\x1a\x18openbook/v1/common.proto\"3\n\x0f\x44ownloadRequest\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x02 \x01(\t\"I\n\x10\x44ownloadResponse\x12\x14\n\x0cn_bytes_done\x18\x01 \x01(\x04\x12\x0f\n\x07n_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x66older\x18\x03 \x01(\t\"5\n\x0ePrepareRequest\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\x13\n\x0bsnapshot_id\x18\x02 \x01(\t\"7\n\x0ePublishRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\"%\n\x0e\x44iscardRequest\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\"\xf8\x01\n\x04\x43\x61ll\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x16\n\ttimeout_s\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12,\n\x06search\x18\x03 \x01(\x0b\x32\x1a.openbook.v1.SearchRequestH\x00\x12*\n\x05\x66\x65tch\x18\x04 \x01(\x0b\x32\x19.openbook.v1.FetchRequestH\x00\x12\x10\n\x06\x63\x61ncel\x18\x05 \x01(\x08H\x00\x12%\n\x07\x63ontext\x18\x06 \x01(\x0b\x32\x14.openbook.v1.Context\x12\x12\n\x05shard\x18\x07 \x01(\rH\x02\x88\x01\x01\x42\t\n\x07requestB\x0c\n\n_timeout_sB\x08\n\x06_shard\"L\n\x07\x43ontext\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x02 \x01(\t\x12\r\n\x05trace\x18\x03 \x01(\t\x12\x0e\n\x06tenant\x18\x04 \x01(\t\"\xa7\x01\n\x05Reply\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12-\n\x06search\x18\x02 \x01(\x0b\x32\x1b.openbook.v1.SearchResponseH\x00\x12+\n\x05\x66\x65tch\x18\x03 \x01(\x0b\x32\x1a.openbook.v1.FetchResponseH\x00\x12\'\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x14.openbook.v1.FailureH\x00\x42\t\n\x07outcome\"(\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xa9\x01\n\rSearchRequest\x12$\n\x07queries\x18\x01 \x01(\x0b\x32\x13.openbook.v1.Matrix\x12\t\n\x01k\x18\x02 \x01(\r\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\x12\x31\n\nparameters\x18\x04 \x01(\x0b\x32\x1d.openbook.v1.SearchParameters\x12\x11\n\tquestions\x18\x05 \x03(\t\x12\x0c\n\x04\x61lso\x18\x06 \x03(\x12\"\x86\x01\n\x10SearchParameters\x12\x13\n\x06nprobe\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tef_search\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x1a\n\rrerank_factor\x18\x03 \x01(\rH\x02\x88\x01\x01\x42\t\n\x07_nprobeB\x0c\n\n_ef_searchB\x10\n\x0e_rerank_factor\"\xa0\x01\n\x0eSearchResponse\x12\x0c\n\x04rows\x18\x01 \x01(\r\x12\t\n\x01k\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\x12\x0e\n\x06scores\x18\x04 \x01(\x0c\x12\x13\n\x0bsnapshot_id\x18\x05 \x01(\t\x12\x1b\n\x13\x63urrent_snapshot_id\x18\x06 \x01(\t\x12\x18\n\x10\x63urrent_sequence\x18\x07 \x01(\x04\x12\x0c\n\x04\x62m25\x18\x08 \x01(\x0c\"[\n\x0c\x46\x65tchRequest\x12\x0b\n\x03ids\x18\x01 \x03(\x03\x12\x14\n\x0cwith_vectors\x18\x02 \x01(\x08\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\x12\x13\n\x0blasting_ids\x18\x04 \x03(\t\"r\n\rFetchResponse\x12&\n\x08passages\x18\x01 \x03(\x0b\x32\x14.openbook.v1.Passage\x12$\n\x07vectors\x18\x02 \x01(\x0b\x32\x13.openbook.v1.Matrix\x12\x13\n\x0bsnapshot_id\x18\x03 \x01(\t\"\r\n\x0bInfoRequest\"\xbb\x02\n\x0cInfoResponse\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\r\n\x05shard\x18\x02 \x01(\r\x12\x10\n\x08n_shards\x18\x03 \x01(\r\x12\x12\n\nn_passages\x18\x04 \x01(\x04\x12\x10\n\x08\x66irst_id\x18\x05 \x01(\x03\x12\x11\n\tdimension\x18\x06 \x01(\r\x12\x0f\n\x07\x65ncoder\x18\x07 \x01(\t\x12\x1b\n\x13\x65ncoder_fingerprint\x18\x08 \x01(\t\x12\x0f\n\x07\x66\x61\x63tory\x18\t \x01(\t\x12\r\n\x05max_k\x18\n \x01(\r\x12\x10\n\x08max_rows\x18\x0b \x01(\r\x12\'\n\x04held\x18\x0c \x03(\x0b\x32\x19.openbook.v1.HeldSnapshot\x12(\n\x06\x66rames\x18\r \x01(\x0b\x32\x13.openbook.v1.FramesH\x00\x88\x01\x01\x42\t\n\x07_frames\"1\n\x06\x46rames\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x0c\n\x04name\x18\x03 \x01(\t\"\xd3\x02\n\x0cHeldSnapshot\x12\x13\n\x0bsnapshot_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x10\n\x08n_shards\x18\x03 \x01(\r\x12\x12\n\nn_passages\x18\x04 \x01(\x04\x12\x10\n\x08\x66irst_id\x18\x05 \x01(\x03\x12\x11\n\tdimension\x18\x06 \x01(\r\x12\x0f\n\x07\x65ncoder\x18\x07 \x01(\t\x12\x1b\n\x13\x65ncoder_fingerprint\x18\x08 \x01(\t\x12\x0f\n\x07\x66\x61\x63tory\x18\t \x01(\t\x12\x18\n\x10n_passages_total\x18\n \x01(\x04\x12\x12\n\ncreated_at\x18\x0b \x01(\t\x12\x35\n\x06recall\x18\x0c \x03(\x0b\x32%.openbook.v1.HeldSnapshot.RecallEntry\x1a-\n\x0bRecallEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\x85\x02\n\x0cIndexService\x12\x41\n\x06Search\x12\x1a.openbook.v1.SearchRequest\x1a\x1b.openbook.v1.SearchResponse\x12>\n\x05\x46\x65tch\x12\x19.openbook.v1.FetchRequest\x1a\x1a.openbook.v1.FetchResponse\x12;\n\x04Info\x12\x18.openbook.v1.InfoRequest\x1a\x19.openbook.v1.InfoResponse\x12\x35\n\x08\x45xchange\x12\x11.openbook.v1.Call\x1a\x12.openbook.v1.Reply(\x01\x30\x01\x32\xa5\x02\n\x11IndexAdminService\x12G\n\x08\x44ownload\x12\x1c.openbook.v1.DownloadRequest\x1a\x1d.openbook.v1.DownloadResponse\x12\x41\n\x07Prepare\x12\x1b.openbook.v1.PrepareRequest\x1a\x19.openbook.v1.InfoResponse\x12\x41\n\x07Publish\x12\x1b.openbook.v1.PublishRequest\x1a\x19.openbook.v1.InfoResponse\x12\x41\n\x07\x44iscard\x12\x1b.openbook.v1.DiscardRequest\x1a\x19.openbook.v1.InfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,35 +45,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DISCARDREQUEST']._serialized_start=306
   _globals['_DISCARDREQUEST']._serialized_end=343
   _globals['_CALL']._serialized_start=346
-  _globals['_CALL']._serialized_end=564
-  _globals['_CONTEXT']._serialized_start=566
-  _globals['_CONTEXT']._serialized_end=642
-  _globals['_REPLY']._serialized_start=645
-  _globals['_REPLY']._serialized_end=812
-  _globals['_FAILURE']._serialized_start=814
-  _globals['_FAILURE']._serialized_end=854
-  _globals['_SEARCHREQUEST']._serialized_start=857
-  _globals['_SEARCHREQUEST']._serialized_end=1026
-  _globals['_SEARCHPARAMETERS']._serialized_start=1029
-  _globals['_SEARCHPARAMETERS']._serialized_end=1163
-  _globals['_SEARCHRESPONSE']._serialized_start=1166
-  _globals['_SEARCHRESPONSE']._serialized_end=1326
-  _globals['_FETCHREQUEST']._serialized_start=1328
-  _globals['_FETCHREQUEST']._serialized_end=1419
-  _globals['_FETCHRESPONSE']._serialized_start=1421
-  _globals['_FETCHRESPONSE']._serialized_end=1535
-  _globals['_INFOREQUEST']._serialized_start=1537
-  _globals['_INFOREQUEST']._serialized_end=1550
-  _globals['_INFORESPONSE']._serialized_start=1553
-  _globals['_INFORESPONSE']._serialized_end=1868
-  _globals['_FRAMES']._serialized_start=1870
-  _globals['_FRAMES']._serialized_end=1919
-  _globals['_HELDSNAPSHOT']._serialized_start=1922
-  _globals['_HELDSNAPSHOT']._serialized_end=2261
-  _globals['_HELDSNAPSHOT_RECALLENTRY']._serialized_start=2216
-  _globals['_HELDSNAPSHOT_RECALLENTRY']._serialized_end=2261
-  _globals['_INDEXSERVICE']._serialized_start=2264
-  _globals['_INDEXSERVICE']._serialized_end=2525
-  _globals['_INDEXADMINSERVICE']._serialized_start=2528
-  _globals['_INDEXADMINSERVICE']._serialized_end=2821
+  _globals['_CALL']._serialized_end=594
+  _globals['_CONTEXT']._serialized_start=596
+  _globals['_CONTEXT']._serialized_end=672
+  _globals['_REPLY']._serialized_start=675
+  _globals['_REPLY']._serialized_end=842
+  _globals['_FAILURE']._serialized_start=844
+  _globals['_FAILURE']._serialized_end=884
+  _globals['_SEARCHREQUEST']._serialized_start=887
+  _globals['_SEARCHREQUEST']._serialized_end=1056
+  _globals['_SEARCHPARAMETERS']._serialized_start=1059
+  _globals['_SEARCHPARAMETERS']._serialized_end=1193
+  _globals['_SEARCHRESPONSE']._serialized_start=1196
+  _globals['_SEARCHRESPONSE']._serialized_end=1356
+  _globals['_FETCHREQUEST']._serialized_start=1358
+  _globals['_FETCHREQUEST']._serialized_end=1449
+  _globals['_FETCHRESPONSE']._serialized_start=1451
+  _globals['_FETCHRESPONSE']._serialized_end=1565
+  _globals['_INFOREQUEST']._serialized_start=1567
+  _globals['_INFOREQUEST']._serialized_end=1580
+  _globals['_INFORESPONSE']._serialized_start=1583
+  _globals['_INFORESPONSE']._serialized_end=1898
+  _globals['_FRAMES']._serialized_start=1900
+  _globals['_FRAMES']._serialized_end=1949
+  _globals['_HELDSNAPSHOT']._serialized_start=1952
+  _globals['_HELDSNAPSHOT']._serialized_end=2291
+  _globals['_HELDSNAPSHOT_RECALLENTRY']._serialized_start=2246
+  _globals['_HELDSNAPSHOT_RECALLENTRY']._serialized_end=2291
+  _globals['_INDEXSERVICE']._serialized_start=2294
+  _globals['_INDEXSERVICE']._serialized_end=2555
+  _globals['_INDEXADMINSERVICE']._serialized_start=2558
+  _globals['_INDEXADMINSERVICE']._serialized_end=2851
 # @@protoc_insertion_point(module_scope)

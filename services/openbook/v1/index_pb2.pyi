@@ -146,12 +146,17 @@ class Call(_message.Message):
     FETCH_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     CONTEXT_FIELD_NUMBER: _builtins.int
+    SHARD_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Unique among the unfinished calls of this stream."""
     timeout_s: _builtins.float
     """Absent: no deadline."""
     cancel: _builtins.bool
     """The call of this number is no longer wanted: it is not answered, unless it already was."""
+    shard: _builtins.int
+    """Answer for this shard, or fail with FAILED_PRECONDITION: another server may have come to the address since this
+    one said what it holds. Absent: for whichever it is.
+    """
     @_builtins.property
     def search(self) -> Global___SearchRequest: ...
     @_builtins.property
@@ -169,15 +174,20 @@ class Call(_message.Message):
         fetch: Global___FetchRequest | None = ...,
         cancel: _builtins.bool = ...,
         context: Global___Context | None = ...,
+        shard: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "cancel", b"cancel", "context", b"context", "fetch", b"fetch", "request", b"request", "search", b"search", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_shard", b"_shard", "_timeout_s", b"_timeout_s", "cancel", b"cancel", "context", b"context", "fetch", b"fetch", "request", b"request", "search", b"search", "shard", b"shard", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "cancel", b"cancel", "context", b"context", "fetch", b"fetch", "number", b"number", "request", b"request", "search", b"search", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_shard", b"_shard", "_timeout_s", b"_timeout_s", "cancel", b"cancel", "context", b"context", "fetch", b"fetch", "number", b"number", "request", b"request", "search", b"search", "shard", b"shard", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__shard: _TypeAlias = _typing.Literal["shard"]  # noqa: Y015
+    _WhichOneofArgType__shard: _TypeAlias = _typing.Literal["_shard", b"_shard"]  # noqa: Y015
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015
     _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["search", "fetch", "cancel"]  # noqa: Y015
     _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shard) -> _WhichOneofReturnType__shard | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__timeout_s) -> _WhichOneofReturnType__timeout_s | None: ...
     @_typing.overload

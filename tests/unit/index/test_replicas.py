@@ -221,12 +221,18 @@ class Holder:
         )
 
     async def search(
-        self, queries: Float32, settings: RetrievalSettings, snapshot_id: str, context: Context, timeout_s: float
+        self,
+        queries: Float32,
+        settings: RetrievalSettings,
+        snapshot_id: str,
+        context: Context,
+        timeout_s: float,
+        shard: int,
     ) -> tuple[Hits, int]:
         self.remaining_s = context.deadline.remaining_s()
         if self.is_busy and snapshot_id == "old":
             await asyncio.Event().wait()
-        self._check(snapshot_id)
+        self._check(snapshot_id, shard)
         ids = np.full((len(queries), settings.k), 5 * self.shard, np.int64)
         return Hits(ids, np.ones(ids.shape, np.float32), snapshot_id), list(self.holds.values())[-1]
 
@@ -239,23 +245,33 @@ class Holder:
         snapshot_id: str,
         context: Context,
         timeout_s: float,
+        shard: int,
     ) -> tuple[Candidates, int]:
-        self._check(snapshot_id)
+        self._check(snapshot_id, shard)
         ids = np.full((len(questions), k), 5 * self.shard, np.int64)
         scores = np.ones(ids.shape, np.float32)
         return Candidates(ids, scores, scores, snapshot_id), list(self.holds.values())[-1]
 
     async def fetch(
-        self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, context: Context, timeout_s: float
+        self,
+        ids: Sequence[int],
+        snapshot_id: str,
+        with_vectors: bool,
+        context: Context,
+        timeout_s: float,
+        shard: int,
     ) -> tuple[list[Passage], Float32]:
-        self._check(snapshot_id)
+        self._check(snapshot_id, shard)
         return [Passage(i, "doc", "title", "text") for i in ids], np.empty((0, 0), np.float32)
 
-    async def find(self, lasting_id: str, snapshot_id: str, context: Context, timeout_s: float) -> list[Passage]:
-        self._check(snapshot_id)
+    async def find(
+        self, lasting_id: str, snapshot_id: str, context: Context, timeout_s: float, shard: int
+    ) -> list[Passage]:
+        self._check(snapshot_id, shard)
         return [Passage(3, "doc", "title", "text")] if lasting_id == LASTING else []
 
-    def _check(self, snapshot_id: str) -> None:
+    def _check(self, snapshot_id: str, shard: int) -> None:
+        assert shard == self.shard
         if snapshot_id not in self.holds:
             self.n_refused += 1
             raise SnapshotMismatch(f"holds {', '.join(self.holds)}, got a request for {snapshot_id}")
@@ -379,7 +395,7 @@ def test_a_replica_that_began_anew_with_another_snapshot_costs_nobody_his_passag
 class Contrary(Holder):
     """Refuses what it says that it holds."""
 
-    def _check(self, snapshot_id: str) -> None:
+    def _check(self, snapshot_id: str, shard: int) -> None:
         self.n_refused += 1
         raise SnapshotMismatch(f"does not hold {snapshot_id}")
 

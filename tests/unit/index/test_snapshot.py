@@ -19,7 +19,7 @@ from openbook.errors import (
     InvalidSnapshot,
     StartupError,
 )
-from openbook.index.building.build import build_snapshot
+from openbook.index.building.build import build_snapshot, check_plan
 from openbook.index.disk.snapshot import FILES, MANIFEST, SCAN_FILES, Manifest, Snapshot
 from openbook.index.server import verify
 from openbook.index.server.verify import Verifier
@@ -135,6 +135,12 @@ def test_a_snapshot_is_never_overwritten(copy: Path) -> None:
     with pytest.raises(InvalidConfig, match=f"{copy}: exists"):
         build(copy)
     assert (copy / MANIFEST).read_bytes() == before
+
+
+def test_a_link_to_what_is_not_there_is_told_of_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("elsewhere")
+    with pytest.raises(InvalidConfig, match="out: exists"):
+        check_plan(tmp_path / "out", 1, "Flat", D)
 
 
 def flip_a_byte(path: Path) -> None:

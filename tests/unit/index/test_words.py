@@ -3,6 +3,7 @@
 import tracemalloc
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import bm25s
 import numpy as np
@@ -34,7 +35,12 @@ SEEN = st.characters(exclude_categories=["Cs", "Cf"])
     text=st.text(SEEN) | st.lists(st.sampled_from([*WORDS, "İstanbul", "The", "don't", "I", "été", "_"])).map(" ".join)
 )
 def test_words_are_those_of_bm25s(text: str) -> None:
-    assert [words(text)] == by_bm25s([text])
+    assert [words(text)] == by_bm25s([normalize("NFC", text.lower())])
+
+
+def test_accents_may_be_signs_of_their_own() -> None:
+    for text in ("Café Ångström", "Việt Nam", "한국어 문서"):
+        assert words(normalize("NFD", text)) == words(text) == text.lower().split()
 
 
 def test_what_nobody_sees_parts_no_words_but_where_words_are_told_apart_by_it() -> None:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import httpx
 import numpy as np
@@ -246,6 +247,13 @@ def test_passages_are_got_and_found_from_the_command_line(snapshot: Path) -> Non
     assert (nothing.exit_code, nothing.stdout, nothing.stderr) == (0, "", f"{where}: no passage found\n")
     refused = CliRunner().invoke(app, ["passages", "find", where, "--text", "born", "--limit", "-1"])
     assert (refused.exit_code, "--limit" in refused.stderr) == (2, True)
+
+
+def test_accents_are_found_however_they_are_written(tmp_path: Path) -> None:
+    written = passage(0, normalize("NFD", "café"), 0, normalize("NFC", "Un café"))
+    build_snapshot([written], np.ones((1, 2), np.float32), tmp_path / "s", 1, "Flat", "e", "f", fields=FIELDS)
+    for wanted in (normalize("NFC", "Café"), normalize("NFD", "Café")):
+        assert len(run("find", str(tmp_path / "s"), "--path", wanted, "--text", wanted)) == 1
 
 
 def test_what_a_person_sees_of_a_passage(snapshot: Path) -> None:

@@ -255,7 +255,7 @@ def check_plan(
 
 def check_new(out: Path) -> None:
     """Raises InvalidConfig: something has the name already."""
-    if out.exists():
+    if out.exists() or out.is_symlink():  # to what is not there
         raise InvalidConfig(f"{out}: exists; a snapshot is never changed, build another one")
 
 

@@ -76,8 +76,8 @@ class IndexClient:
     Searches and fetches share one long-lived stream, which is opened anew when it broke; cancelling one cancels it at
     the server. It begins as one of gRPC's; where the server offers connections without gRPC and one can be had, calls
     go there from then on. Within `timeout_s` a server answers or says that it will not; how long to wait for one that
-    says nothing at all is up to the caller. All calls raise the error whose gRPC code the server sent, and
-    ShardUnavailable when the connection breaks or the answer is nonsense.
+    says nothing at all is up to the caller. All calls raise the error whose gRPC code the server sent, such as
+    SnapshotMismatch for another `shard`, and ShardUnavailable when the connection breaks or the answer is nonsense.
     """
 
     def __init__(self, address: str, credentials: Credentials = lambda: None, server_name: str | None = None) -> None:
@@ -105,21 +105,24 @@ class IndexClient:
             with from_grpc(self.address):
                 return await self._stub.Info(index_pb2.InfoRequest(), timeout=timeout_s)
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if (task := asyncio.current_task()) and task.cancelling():
                 raise
             # gRPC cancels what waits on a channel that is closed: nobody has cancelled who asks.
             raise ShardUnavailable(f"{self.address}: the connection was closed") from None
 
     async def search(
-        self, queries: Float32, settings: RetrievalSettings, snapshot_id: str, context: Context, timeout_s: float
+        self,
+        queries: Float32,
+        settings: RetrievalSettings,
+        snapshot_id: str,
+        context: Context,
+        timeout_s: float,
+        shard: int | None = None,
     ) -> tuple[Hits, int]:
         """The best k of its shard for (n, d) queries, and the sequence of the server's latest publication."""
         k = settings.k
-        call = index_pb2.Call(context=wire.context_to_wire(context))
-        call.search.k, call.search.snapshot_id = k, snapshot_id
-        if (parameters := wire.parameters_to_wire(settings)) is not None:
-            call.search.parameters.CopyFrom(parameters)
+        request = index_pb2.SearchRequest(k=k, snapshot_id=snapshot_id, parameters=wire.parameters_to_wire(settings))
+        call = index_pb2.Call(search=request, context=wire.context_to_wire(context), shard=shard)
         response = (await self._ask(call, timeout_s, queries)).search
         hits = self._read(wire.hits_from_wire, response)
         if hits.ids.shape != (len(queries), k) or (snapshot_id and hits.snapshot_id != snapshot_id):
@@ -138,13 +141,14 @@ class IndexClient:
         snapshot_id: str,
         context: Context,
         timeout_s: float,
+        shard: int | None = None,
     ) -> tuple[Candidates, int]:
         """Of its shard the best k by BM25 for each of n questions, and those of the (n, m) ids `also` that it holds,
         with both scores of each, the dense ones by (n, d) queries; and the sequence of the server's latest publication.
         """
         named = [] if also is None else also.reshape(-1).tolist()
         request = index_pb2.SearchRequest(k=k, snapshot_id=snapshot_id, questions=questions, also=named)
-        call = index_pb2.Call(search=request, context=wire.context_to_wire(context))
+        call = index_pb2.Call(search=request, context=wire.context_to_wire(context), shard=shard)
         response = (await self._ask(call, timeout_s, queries)).search
         found = self._read(wire.candidates_from_wire, response)
         if len(found.ids) != len(questions) or (snapshot_id and found.snapshot_id != snapshot_id):
@@ -155,11 +159,17 @@ class IndexClient:
         return found, response.current_sequence
 
     async def fetch(
-        self, ids: Sequence[int], snapshot_id: str, with_vectors: bool, context: Context, timeout_s: float
+        self,
+        ids: Sequence[int],
+        snapshot_id: str,
+        with_vectors: bool,
+        context: Context,
+        timeout_s: float,
+        shard: int | None = None,
     ) -> tuple[list[Passage], Float32]:
         """Passages of its shard in the order of their ids, and their exact (n, d) vectors, or (0, 0) unasked."""
         request = index_pb2.FetchRequest(ids=ids, with_vectors=with_vectors, snapshot_id=snapshot_id)
-        call = index_pb2.Call(fetch=request, context=wire.context_to_wire(context))
+        call = index_pb2.Call(fetch=request, context=wire.context_to_wire(context), shard=shard)
         response = (await self._ask(call, timeout_s)).fetch
         passages = [wire.passage_from_wire(passage) for passage in response.passages]
         vectors = self._read(wire.matrix_from_wire, response.vectors)
@@ -167,10 +177,12 @@ class IndexClient:
             raise ShardUnavailable(f"{self.address}: answered other passages than asked for")
         return passages, vectors
 
-    async def find(self, lasting_id: str, snapshot_id: str, context: Context, timeout_s: float) -> list[Passage]:
+    async def find(
+        self, lasting_id: str, snapshot_id: str, context: Context, timeout_s: float, shard: int | None = None
+    ) -> list[Passage]:
         """The passage of its shard with this lasting id, if there is one."""
         request = index_pb2.FetchRequest(lasting_ids=[lasting_id], snapshot_id=snapshot_id)
-        call = index_pb2.Call(fetch=request, context=wire.context_to_wire(context))
+        call = index_pb2.Call(fetch=request, context=wire.context_to_wire(context), shard=shard)
         passages = [wire.passage_from_wire(each) for each in (await self._ask(call, timeout_s)).fetch.passages]
         if [passage.lasting_id for passage in passages] not in ([], [lasting_id]):
             raise ShardUnavailable(f"{self.address}: answered other passages than asked for")

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from time import monotonic
 from typing import TypeVar
@@ -166,8 +167,8 @@ class ShardedIndex:
         async def once(tier: Tier) -> Hits:
             checked = check_search(queries, settings.k, tier.dimension, tier.max_k, tier.max_rows)
 
-            async def call(client: IndexClient, inner: Context, timeout_s: float) -> Hits:
-                hits, sequence = await client.search(checked, settings, tier.snapshot_id, inner, timeout_s)
+            async def call(shard: int, client: IndexClient, inner: Context, timeout_s: float) -> Hits:
+                hits, sequence = await client.search(checked, settings, tier.snapshot_id, inner, timeout_s, shard)
                 self._check_latest(tier, client, sequence)
                 return hits
 
@@ -190,15 +191,15 @@ class ShardedIndex:
             if queries is not None:
                 checked = check_search(queries, wide.k, tier.dimension, tier.max_k, tier.max_rows)
 
-            async def call(client: IndexClient, inner: Context, timeout_s: float) -> Candidates:
+            async def call(shard: int, client: IndexClient, inner: Context, timeout_s: float) -> Candidates:
                 also = None
                 if checked is not None:
                     with told_why(wide.k, settings.k, why):
-                        hits, sequence = await client.search(checked, wide, tier.snapshot_id, inner, timeout_s)
+                        hits, sequence = await client.search(checked, wide, tier.snapshot_id, inner, timeout_s, shard)
                     self._check_latest(tier, client, sequence)
                     also = hits.ids
                 asked = questions, checked, wide.k, also
-                found, sequence = await client.candidates(*asked, tier.snapshot_id, inner, timeout_s)
+                found, sequence = await client.candidates(*asked, tier.snapshot_id, inner, timeout_s, shard)
                 self._check_latest(tier, client, sequence)
                 return found
 
@@ -229,11 +230,11 @@ class ShardedIndex:
             if not is_lasting_id(passage_id):
                 return Located(position_of(passage_id), tier.snapshot_id, tier.n_passages)
 
-            async def find(client: IndexClient, inner: Context, timeout_s: float) -> list[Passage]:
-                return await client.find(passage_id, tier.snapshot_id, inner, timeout_s)
+            async def find(shard: int, client: IndexClient, inner: Context, timeout_s: float) -> list[Passage]:
+                return await client.find(passage_id, tier.snapshot_id, inner, timeout_s, shard)
 
-            replicas = self._connected()
-            found = await all_of([replicas.ask("Fetch", shard, 1, context, find) for shard in tier.shards])
+            ask = self._connected().ask
+            found = await all_of([ask("Fetch", each, 1, context, partial(find, each.number)) for each in tier.shards])
             for passage in chain.from_iterable(found):
                 return Located(passage.id, tier.snapshot_id, tier.n_passages)
             if tier.missing:
@@ -302,21 +303,25 @@ class ShardedIndex:
         method: str,
         tier: Tier,
         n_rows: int,
-        call: Callable[[IndexClient, Context, float], Awaitable[Result]],
+        call: Callable[[int, IndexClient, Context, float], Awaitable[Result]],
         settings: RetrievalSettings,
         context: Context,
     ) -> tuple[list[Result], Coverage]:
         """What one replica of every shard answers, or of as many as cover enough; and how much they do."""
         replicas, min_coverage = self._connected(), settings.min_coverage
+
+        async def ask(shard: ShardServers, context: Context) -> Result:
+            return await replicas.ask(method, shard, n_rows, context, partial(call, shard.number))
+
         if min_coverage == 1.0:
-            searches = [replicas.ask(method, shard, n_rows, context, call) for shard in tier.shards]
+            searches = [ask(shard, context) for shard in tier.shards]
             return await all_of(searches), Coverage(tier.n_passages, tier.n_passages)
         alive = [shard for shard in tier.shards if not replicas.router.is_gone(shard.addresses)]
         soon = replace(context, deadline=Deadline.after(PARTIAL_SHARE * context.deadline.remaining_s()))
 
         async def ask_or_error(shard: ShardServers) -> Result | OpenbookError:
             try:
-                return await replicas.ask(method, shard, n_rows, soon, call)
+                return await ask(shard, soon)
             except OpenbookError as error:
                 # One that is itself: its servers fail at it. What others say, as that it is busy, is of the question.
                 if type(error) is OpenbookError or isinstance(error, ShardUnavailable | DeadlineExceeded):
@@ -345,7 +350,7 @@ class ShardedIndex:
                 wanted = [ids[i] for i in positions]
 
                 async def fetch(client: IndexClient, inner: Context, timeout_s: float) -> tuple[list[Passage], Float32]:
-                    return await client.fetch(wanted, snapshot_id, with_vectors, inner, timeout_s)
+                    return await client.fetch(wanted, snapshot_id, with_vectors, inner, timeout_s, shard.number)
 
                 found, part = await self._connected().ask("Fetch", shard, len(wanted), context, fetch)
                 passages.update(zip(positions, found, strict=True))

@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
+from unicodedata import normalize
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,9 +70,11 @@ def words(text: str) -> list[str]:
 
 
 def candidates(text: str) -> list[str]:
-    """The `words` of a text, and some that are `not_words`."""
+    """The `words` of a text, and some that are `not_words`. It may have accents as signs of their own, as macOS has."""
     lower = text.lower()
-    return lower.translate(_NO_LETTERS).split() if lower.isascii() else _WORD.findall(_UNSEEN.sub("", lower))
+    if lower.isascii():
+        return lower.translate(_NO_LETTERS).split()
+    return _WORD.findall(normalize("NFC", _UNSEEN.sub("", lower)))
 
 
 @cache

@@ -13,7 +13,7 @@ from openbook.core.context import NEVER, Context
 from openbook.core.deadline import Deadline
 from openbook.core.origin import is_lasting_id
 from openbook.core.types import AS_BUILT, Candidates, Float32, Hits, Passage
-from openbook.errors import InvalidRequest, Overloaded
+from openbook.errors import InvalidRequest, Overloaded, SnapshotMismatch
 from openbook.index.server.coalesce import Coalescer, finish
 from openbook.index.server.exchange import CANDIDATE_BYTES, HIT_BYTES, Answer, Asked, CallStream, Peer, Sender
 from openbook.index.server.failed import CANCELLED, Failed, explain
@@ -151,6 +151,8 @@ class IndexService(index_pb2_grpc.IndexServiceServicer):
         """Start one call of a stream."""
         call, data = asked
         kind = call.WhichOneof("request")
+        if call.HasField("shard") and call.shard != (ours := self._held.current.number):
+            raise SnapshotMismatch(f"this server holds shard {ours}, got a request for shard {call.shard}")
 
         def found(outcome: Outcome) -> Later:
             if isinstance(outcome, Failed):
