@@ -39,7 +39,7 @@ Made by `python docs/tables.py` from the classes that check them; edit those. A 
 - Options of a command win over both.
 - `openbook train` and `openbook deploy render` have files of their own, over which the environment does not win.
 - A key that does not exist or stands twice and a value out of range stop the start; the message names file or variable,
-  key and value.
+  key and, unless it may be a secret, value.
 """
 
 

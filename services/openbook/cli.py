@@ -87,7 +87,7 @@ def build(
     at: Annotated[str, typer.Option(help="Where passages end: words, sentences, or headings.")] = "words",
     overlap: Annotated[int, typer.Option(help="Words (or tokens) that a passage repeats of the one before.")] = 0,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is faster.")] = "float32",
-    threads: Annotated[int | None, typer.Option(help="Cores to encode with; all if not given.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Cores; if not given OMP_NUM_THREADS, or all.")] = None,
     recall: Annotated[float | None, typer.Option(help="At 10: search as widely as it takes to reach it.")] = None,
     queries: Annotated[Path | None, typer.Option(help="Held-back questions, JSON lines, to measure recall.")] = None,
     query_encoder: Annotated[str | None, typer.Option(help="Of these, if it is another one.")] = None,
@@ -558,7 +558,7 @@ def evaluate(
     passage_model: Annotated[str, typer.Option(help="The index's passage encoder, if --encoder does not say.")] = "",
     generator: Annotated[str | None, typer.Option(help="As for --encoder.")] = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, or auto: bfloat16 where it is faster.")] = "float32",
-    threads: Annotated[int | None, typer.Option(help="Threads of the models; all cores if not given.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Of the models; if not given OMP_NUM_THREADS, or all.")] = None,
     config: Config = None,
 ) -> None:
     """Measure how good answers, or with --retrieve rankings, are. docs/evaluate.md explains every number."""

@@ -516,6 +516,10 @@ def read_mapping(kind: type[S], path: Path) -> S:
     return _validated(kind, values, NOWHERE, str(path))
 
 
+_SAID = {"extra_forbidden": "no such key", "missing": "must be given"}
+"""What pydantic says in words of its own."""
+
+
 def _validated(
     kind: type[S], values: Mapping[str, Any], sources: Sources, source: str, within: tuple[str, ...] = ()
 ) -> S:
@@ -530,7 +534,8 @@ def _validated(
                 continue  # without the items that are wrong, which tell it themselves
             location = tuple(map(str, problem["loc"]))
             where = sources.get((*within, *location)[:2], source)
-            said = re.sub("(?i)tuple", "list", problem["msg"].removeprefix("Value error, "))  # YAML has no tuples
+            said = _SAID.get(problem["type"], problem["msg"].removeprefix("Value error, "))
+            said = re.sub("(?i)tuple", "list", said)  # YAML has no tuples
             lines.append(f"{where}: {told(kind, problem['type'], location, given)}{said}")
     # Out here, so that pydantic's error, which holds the values, is not this one's context.
     raise InvalidConfig("\n".join(lines))

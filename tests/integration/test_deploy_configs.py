@@ -392,7 +392,7 @@ def test_serve_accepts_the_application(name: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("num_gpus: 1", "num_gpu: 1", r"args of openbook: generator\.num_gpu: .*not permitted"),
+        ("num_gpus: 1", "num_gpu: 1", r"args of openbook: generator\.num_gpu: no such key"),
         ("topology: split", "topology: splitt", r"serving\.topology = 'splitt'"),
         ("route_prefix:", "route_prefx:", r"serve\.yaml: unknown keys applications\.route_prefx"),
         ("http_options:", "http_option:", r"unknown keys http_option"),

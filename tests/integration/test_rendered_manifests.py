@@ -469,7 +469,7 @@ def test_images_can_write_traces_and_fetch_snapshots(name: str) -> None:
         ("shards: 4", "shards: 0", r"index\.shards"),
         ("snapshot: ~/", "snapshot: $HOME/", r"index\.snapshot = '\$HOME/openbook/snapshot': .*pattern"),
         ("memory_gb: 16\n", "memory_gb: 0.00001\n", r"index\.memory_gb = 1e-05: .*greater than or equal to 0\.001"),
-        ("replicas: 2\n", "replica: 2\n", r"index\.replica: .*not permitted"),
+        ("replicas: 2\n", "replica: 2\n", r"index\.replica: no such key"),
         ("topology: split", "topology: splitt", r"serving\.topology = 'splitt'"),
         (
             "  cpu:\n",

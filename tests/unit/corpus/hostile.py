@@ -183,11 +183,11 @@ HOSTILE: dict[str, tuple[bytes, dict[str, str]]] = {
     "klingon.html": (b"<html><head><meta charset=x-klingon></head><body>" + LATIN + b"</html>", {"": "not UTF-8"}),
     "latin.csv": (b"id,text\n1,\xfc\n2,good words\n3\n", {":2": "not UTF-8", ":4": r"must have 2 columns .*, got 1"}),
     "wide.tsv": ("id\ttext\n".encode("utf-16"), {"": "UTF-16; lines must be UTF-8"}),
-    "nameless.csv": (b"a,b\n1,2\n", {"": "the first line must name columns, one of them text or contents"}),
+    "nameless.csv": (b"a,b\n1,2\n", {"": "the first line must name columns, one of them text or .*; --text names"}),
     "open.csv": (b'text,n\n"' + b"never closed\n" * 99_999, {"": "line 2: not separated values: field larger than"}),
     "columns.parquet": (
         formats.parquet(DOCUMENTS).replace(b"text", b"tuxt"),
-        {"": "one column must be called text or contents"},
+        {"": "one column must be called text or contents or content or body; --text names another"},
     ),
     "latin.jsonl": (
         jsonl('{"id": 1, "text": "good words"}').replace(b"1", b"2") + b'{"text": "\xfc"}\n[1]\n{"text": 1.5}\n{"a',
@@ -195,7 +195,7 @@ HOSTILE: dict[str, tuple[bytes, dict[str, str]]] = {
     ),
     "many.jsonl": (
         jsonl(*["{}"] * 15),
-        {**{f":{i}": "text must be a string, got None" for i in range(1, 11)}, "": "and 5 more that are no documents"},
+        {**{f":{i}": "has no text or contents or" for i in range(1, 11)}, "": "and 5 more that are no documents"},
     ),
     "surrogate.jsonl": (jsonl('{"id": 1, "text": "\\ud800"}'), {":1": "not UTF-8: surrogates not allowed"}),
     "long.jsonl": (jsonl('{"text": "' + "x" * 3 * MB + '"}', '{"text": "good words"}'), {":1": "a line of more than"}),

@@ -421,7 +421,7 @@ def test_what_is_wrong_with_machines_is_said_once_and_in_words_of_yaml(tmp_path:
     path = tmp_path / "m.yaml"
     one = "{name: one, cores: 8, memory_gb: 24, disk_gb: 300}"
     for written, said in (
-        (f"[{one}]", "machines.0.price: Field required"),
+        (f"[{one}]", "machines.0.price: must be given"),
         (one, "machines: Input should be a valid list"),
         ("[]", "machines: list should have at least 1 item after validation, not 0"),
     ):

@@ -54,7 +54,7 @@ def _columns(opened: Opened, names: list[str]) -> dict[str, str]:
     wanted = records.wanted(opened)
     columns = {name: name.lower() for name in names if name.lower() in wanted}
     if not set(columns.values()) & set(ours.text):
-        raise Failed(f"one column must be called {' or '.join(ours.text)}")
+        raise Failed(f"one column must be called {ours.texts()}")
     records.check_columns(opened, [name.lower() for name in names])
     return columns
 

@@ -101,6 +101,10 @@ class Names:
         found = {field: (name, name.lower()) for field, name in given.items() if name is not None}
         return cls(**{field: tuple(dict.fromkeys(names)) for field, names in found.items()})
 
+    def texts(self) -> str:
+        """How a text may be called, and where none is, what to do."""
+        return " or ".join(self.text) + ("" if self.text != NAMES.text else "; --text names another")
+
     def check(self, columns: Collection[str]) -> None:
         """Raises Failed: the user names a column for title or id that a table, whose columns these are, has not."""
         for field, names, ours in (("title", self.title, NAMES.title), ("id", self.id, NAMES.id)):

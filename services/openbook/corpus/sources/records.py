@@ -48,8 +48,10 @@ def _parsed(line: bytes) -> dict[str, Any]:
 def document(opened: Opened, record: dict[str, Any], number: int, is_passage: bool = False) -> Document:
     """A row or an object as a document; without an id it is called by its place. Raises Failed."""
     names = opened.names
-    text_field = _field(record, names.text) or names.text[0]
-    html_field = _field(record, HTML_FIELDS) if record.get(text_field) is None else None
+    text_field = _field(record, names.text)
+    html_field = None if text_field else _field(record, HTML_FIELDS)
+    if not (text_field or html_field):
+        raise Failed(f"has no {names.texts()}")
     if html_field:
         record = {name: record.get(other) for other, name in NAMES.items()} | record
     id = _string(record, _field(record, names.id))
@@ -58,7 +60,7 @@ def document(opened: Opened, record: dict[str, Any], number: int, is_passage: bo
     known = stated.known(about)
     if html_field:
         title, text, sections = _of_html(_string(record, html_field), title)
-    elif isinstance(record.get(text_field), list):
+    elif text_field and isinstance(record[text_field], list):
         text, sections = _of_kilt(record[text_field], title)
     else:
         text, sections = _string(record, text_field), stated.section(stated.first_of(record, stated.SECTION_FIELDS))

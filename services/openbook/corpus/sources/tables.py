@@ -29,8 +29,7 @@ def read(opened: Opened) -> Iterator[Document | Failure]:
     if delimiter is None and columns_of(first, ",") in ([name] for name in opened.names.text):  # the only column
         delimiter = ","
     if delimiter is None:
-        wanted = " or ".join(opened.names.text)
-        raise bad[0] if bad else Failed(f"the first line must name columns, one of them {wanted}")
+        raise bad[0] if bad else Failed(f"the first line must name columns, one of them {opened.names.texts()}")
     names = DPR if is_dpr else columns_of(first, delimiter)
     records.check_columns(opened, names)
     has_header = columns_of(first, delimiter) == names
