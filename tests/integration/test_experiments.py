@@ -408,6 +408,15 @@ def test_all_kinds_of_index_are_known_before_one_is_built(
         compression.run(asked, "", lambda *at: None)
 
 
+def test_a_kind_of_index_that_so_few_passages_cannot_train_is_told_before_one_is_asked(
+    facts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compression, "ask", lambda *_: pytest.fail("asked"))
+    asked = settings(compression.Settings, facts, tmp_path / "page.html", factories=["Flat", "IVF{n},PQ{b}"])
+    with pytest.raises(InvalidConfig, match=r"IVF\d+,PQ8"):
+        compression.run(asked, "", lambda *at: None)
+
+
 @pytest.mark.parametrize("name", ["open-domain", "memory"])
 def test_a_page_that_cannot_be_written_is_refused_at_the_start(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()

@@ -1,6 +1,7 @@
 """A run over live index servers: what happens when, and when they fail or change in the middle of it."""
 
 import asyncio
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -133,6 +134,29 @@ def test_without_a_shard_the_run_ends_and_goes_on_when_it_is_back(files: Files, 
         with again(servers[1], files.root / "first"):
             train(settings)
     check_same(out, whole)
+
+
+@pytest.mark.timeout(60)
+def test_a_second_signal_stops_a_run_that_waits_for_a_shard(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    find, former, sent = LiveIndex._find, signal.getsignal(signal.SIGINT), list[str]()
+
+    async def watched(self: LiveIndex, *asked: Any) -> Found:
+        try:
+            return await find(self, *asked)
+        except (ShardUnavailable, DeadlineExceeded):
+            if not sent or (len(sent) == 1 and signal.getsignal(signal.SIGINT) is former):  # the first one was heard
+                sent.append("SIGINT")
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            raise
+
+    def stopping(step: int, scalars: Mapping[str, float]) -> None:
+        if step == 3:
+            servers[1].stop(grace_s=0)
+
+    monkeypatch.setattr(LiveIndex, "_find", watched)
+    with served(files.root / "first") as servers, pytest.raises(KeyboardInterrupt):
+        train(files.settings("waits", servers, retrieval={"retry_s": 3600}), stopping)
+    assert len(sent) == 2
 
 
 def test_a_run_ends_when_another_snapshot_is_published(files: Files) -> None:

@@ -73,7 +73,7 @@ def _question(record: Any, number: int, needs_answers: bool) -> Question:
     text = _text(record, "question") or _text(record, "claim")
     if not text.strip():
         raise ValueError(f"question must be a string that is not empty, got {repr(text) if text else 'none'}")
-    answers = record.get("answers", [record["label"]] if "label" in record else [])
+    answers = record["answers"] if "answers" in record else [_text(record, "label")]
     if not isinstance(answers, list) or not all(isinstance(answer, str) for answer in answers):
         raise ValueError(f"answers must be a list of strings, got {answers!r}")
     check_whole("".join(answers), "answers")

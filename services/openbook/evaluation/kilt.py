@@ -31,6 +31,8 @@ def read(path: Path, pages: Pages | None) -> Iterator[WithPages | Question]:
         InvalidDocuments: the file cannot be read, or a line is not a question; names file, line and field.
     """
     first = next(records(path), None)
+    if path.is_fifo():  # as the shell's <(...): once more, it is empty
+        raise InvalidDocuments(f"{path}: is a pipe, and questions are read more than once: write them to a file first")
     if first is None or "input" not in first[1]:
         yield from read_questions(path)
         return

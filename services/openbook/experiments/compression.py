@@ -69,16 +69,20 @@ def run(settings: Settings, command: str, on_progress: OnProgress) -> Report:
     for factory in factories:  # all of them before the first takes its hour
         Index.from_factory(factory, vectors.shape[1])
     queries = _queries(settings)
-    kinds = []
     with tempfile.TemporaryDirectory(prefix="openbook-compression-") as folder:
-        for number, factory in enumerate(factories):
+        outs = [Path(folder) / str(number) for number in range(len(factories))]
+        manifests = []
+        for number, factory in enumerate(factories):  # all before the first is asked: FAISS may not train one on so few
             on_progress("kinds of index", number, len(factories))
-            out = Path(folder) / str(number)
-            manifest = build_snapshot(passages, vectors, out, 1, factory, source.encoder, source.encoder_fingerprint,
-                                      queries=queries)  # fmt: skip
+            manifests.append(
+                build_snapshot(passages, vectors, outs[number], 1, factory, source.encoder, source.encoder_fingerprint,
+                               queries=queries)
+            )  # fmt: skip
+        on_progress("kinds of index", len(factories), len(factories))
+        kinds = []
+        for factory, manifest, out in zip(factories, manifests, outs, strict=True):
             asked = ask(settings.model_copy(update={"snapshot": out}), [SEQUENCE], on_progress)
             kinds.append(_measured(factory, manifest, out, queries, asked))
-        on_progress("kinds of index", len(factories), len(factories))
     return _report(settings, command, kinds)
 
 

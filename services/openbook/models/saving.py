@@ -137,8 +137,9 @@ def _write_sentence_files(folder: Path, pooling: Pooling, dimension: int) -> Non
     ]
     _write(folder / "modules.json", modules)
     (folder / paths[1]).mkdir()
-    mode = f"pooling_mode_{'mean_tokens' if pooling.mode == 'mean' else 'cls_token'}"
-    _write(folder / paths[1] / "config.json", {"word_embedding_dimension": dimension, mode: True})
+    # Both are said: without a word of the mean, sentence-transformers before 6 put it behind the first token's vector.
+    modes = {"pooling_mode_cls_token": pooling.mode == "cls", "pooling_mode_mean_tokens": pooling.mode == "mean"}
+    _write(folder / paths[1] / "config.json", {"word_embedding_dimension": dimension, **modes})
     _write(folder / "sentence_bert_config.json", {"max_seq_length": pooling.max_tokens, "do_lower_case": False})
     prompts = {"query": pooling.query_prefix, "document": pooling.passage_prefix}
     _write(folder / "config_sentence_transformers.json", {"prompts": prompts})

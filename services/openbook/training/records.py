@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
+from time import time
 from typing import Any
 
 import numpy as np
@@ -49,16 +50,14 @@ class Records:
         kept = [line for line in former if line["step"] <= step] if step else []
         files.write(self._path, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = self._path.open("a", encoding="utf-8")
-        purge_step = step + 1 if step else 0
-        self._tensorboard = tensorboard and tensorboard.SummaryWriter(str(folder / TENSORBOARD), purge_step=purge_step)
+        self._tensorboard = _TensorBoard(folder / TENSORBOARD, step + 1 if step else 0) if tensorboard else None
 
     def add(self, step: int, scalars: Mapping[str, float]) -> None:
         """Numbers of one step, by name."""
         self._file.write(json.dumps({"step": step, **scalars}) + "\n")
         self._file.flush()
         if self._tensorboard:
-            for name, value in scalars.items():
-                self._tensorboard.add_scalar(name, value, step)
+            self._tensorboard.add(step, scalars)
 
     def close(self) -> None:
         """Write what is not written yet, and draw the picture."""
@@ -71,6 +70,35 @@ class Records:
                 draw(self._path, picture)
             except Exception as error:  # whatever it is: the models are not saved yet
                 log.warning("%s: not drawn: %s", picture, error)
+
+
+class _TensorBoard:
+    """Not tensorboardX's own SummaryWriter: a thread writes for that, and where it cannot, for want of room, the run
+    waits for it for ever.
+    """
+
+    def __init__(self, folder: Path, purge_step: int) -> None:
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        self._event, self._summary = Event, Summary
+        folder.mkdir(exist_ok=True)
+        self._file = EventsWriter(str(folder / "events"))
+        begun = SessionLog(status=SessionLog.START)  # what is there from this step on does not count
+        self._write(Event(step=purge_step, session_log=begun))
+
+    def add(self, step: int, scalars: Mapping[str, float]) -> None:
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
+        self._write(self._event(step=step, summary=self._summary(value=values)))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, event: Any) -> None:
+        event.wall_time = time()
+        self._file.write_event(event)
+        self._file.flush()
 
 
 def _imported(name: str) -> Any:

@@ -164,6 +164,7 @@ class LiveIndex:
         from openbook.index.client.opening import open_index
 
         self._retry_s = retry_s
+        self._turn, self._closed = threading.Lock(), threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="index client", daemon=True)
         self._thread.start()
@@ -177,14 +178,19 @@ class LiveIndex:
     def find(self, examples: Sequence[Example], queries: Float32 | None, k: int) -> Found:
         """Bare."""
         assert queries is not None
-        return self._retried(lambda: self._find(queries, k))
+        with self._turn:
+            if self._closed.is_set():
+                raise ShardUnavailable("the index tier is not asked any more")
+            return self._retried(lambda: self._find(queries, k))
 
     def close(self) -> None:
-        """Let go of connections."""
-        try:
-            asyncio.run_coroutine_threadsafe(self._index.close(), self._loop).result()
-        finally:
-            self._stop()
+        """Let go of connections. A thread that waits for shards does not any longer."""
+        self._closed.set()
+        with self._turn:
+            try:
+                asyncio.run_coroutine_threadsafe(self._index.close(), self._loop).result()
+            finally:
+                self._stop()
 
     def _stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -214,11 +220,14 @@ class LiveIndex:
 
     def _retried(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+        from tenacity.nap import sleep_using_event
+        from tenacity.stop import stop_when_event_set
 
         attempts = Retrying(
             retry=retry_if_exception_type((ShardUnavailable, DeadlineExceeded, Overloaded)),
-            stop=stop_after_delay(self._retry_s),
+            stop=stop_after_delay(self._retry_s) | stop_when_event_set(self._closed),
             wait=wait_random_exponential(0.1, 5),
+            sleep=sleep_using_event(self._closed),
             reraise=True,
         )
         return attempts(lambda: asyncio.run_coroutine_threadsafe(call(), self._loop).result())

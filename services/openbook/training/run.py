@@ -127,8 +127,8 @@ class Run:
 
     def close(self) -> None:
         """Let go of the index and of what runs in the background."""
+        self.job.close()  # first: in the background a step may wait for shards
         self.loop.close()
-        self.job.close()
 
     def _steps(self, on_step: OnStep) -> None:
         loop = self.loop

@@ -64,6 +64,7 @@ def test_an_id_of_too_many_digits_is_told_with_its_limit(tmp_path: Path) -> None
         ({"question": "Who?", "answers": [" "]}, "is needed, and not empty"),
         ({"question": "Who?", "answers": "I"}, "answers must be a list of strings"),
         ({"question": "Who?", "answer_regex": "("}, r"answer_regex '\('"),
+        ({"claim": "Rome is in Italy.", "label": None}, "label must be a string, got None$"),
         ({"question": "Who\ud800?", "answers": ["I"]}, "question: .*surrogates not allowed"),
         ({"question": "Who?", "answers": ["I", "\udfff"]}, "answers: .*surrogates not allowed"),
     ],

@@ -1,5 +1,6 @@
 """Questions out of KILT's files: answers, and the pages that support them."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,17 @@ def test_answers_are_read_once_each_and_pages_where_they_are_asked_for(tmp_path:
     assert (question.text, question.answers, provenance_of(question)) == ("Who?", ("A", "B"), ())
     with pytest.raises(InvalidDocuments, match="provenance has wikipedia_id"):
         list(read(path, "id"))
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    """It would be empty when it is read for the second time: "holds no questions"."""
+    content = written(tmp_path, KILT).read_bytes()
+    reading, writing = os.pipe()
+    os.write(writing, content)
+    os.close(writing)
+    with pytest.raises(InvalidDocuments, match=rf"^/dev/fd/{reading}: is a pipe, and .* read more than once"):
+        list(read(Path(f"/dev/fd/{reading}"), "id"))
+    os.close(reading)
 
 
 @pytest.mark.parametrize("id", ["", ', "id": null'])

@@ -1,5 +1,6 @@
 """Encoders and generators saved each in a folder of its own, and loaded as what they were."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,9 @@ def test_sentence_encoders_keep_how_they_pool(tmp_path: Path, kind: str) -> None
     model, tokenizer = tiny_encoders.bert_model(), tiny_encoders.bert_tokenizer()
     name = tiny_encoders.saved(tmp_path / "before", model, tokenizer, **SENTENCES[kind])
     check_encoder(load_encoder(name), tmp_path / "after")
+    told = json.loads((tmp_path / "after/1_Pooling/config.json").read_text())
+    is_first = SENTENCES[kind].get("1_Pooling__config") == CLS
+    assert (told["pooling_mode_cls_token"], told["pooling_mode_mean_tokens"]) == (is_first, not is_first)
     one, other = (
         TextEncoder.load(EncoderSettings(model=str(tmp_path / each)), "passage") for each in ("before", "after")
     )

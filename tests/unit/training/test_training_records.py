@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from small_disk import files_of_at_most
 from tensorboardX.proto.event_pb2 import Event
 
 from openbook.training import records as recording
@@ -88,6 +89,21 @@ def test_a_run_that_begins_anew_says_so_and_drops_everything(tmp_path: Path, cap
     recorded(tmp_path, range(2))
     assert steps_of(tmp_path) == [0, 1]
     assert caplog.messages == [f"{tmp_path}: there is no checkpoint: the run begins anew, and its curves too"]
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.timeout(30)
+def test_without_room_for_more_it_fails_and_waits_for_nobody(tmp_path: Path) -> None:
+    """Where TensorBoard's file is the first to have none, too: lines are shorter here."""
+    records = Records(tmp_path, 0)
+
+    def add_many() -> None:
+        for step in range(1000):
+            records.add(step, {"loss": 1.0})
+
+    with files_of_at_most(8192), pytest.raises(OSError, match="File too large"):
+        add_many()
+    records.close()
 
 
 def panels(picture: Path) -> Any:
