@@ -1,7 +1,8 @@
-"""Who asks for another protocol asks nobody else's questions: replicas would take his body for the next request."""
+"""Who asks for another protocol asks nobody else's questions: uvicorn would take his body for the next request."""
 
 import asyncio
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -11,6 +12,7 @@ from proxies import haproxy
 from starlette.types import Receive, Scope, Send
 
 from openbook.processes import free_port
+from openbook.serving.endpoint.bodies import BufferedBodies
 
 SECTIONS = """frontend http_frontend
     bind 127.0.0.1:{port}
@@ -54,3 +56,36 @@ def test_a_body_is_a_body_whatever_protocol_is_asked_for(protocol: str, tmp_path
         assert asked == [("/one", body), ("/two", INSIDE)]
 
     asyncio.run(scenario())
+
+
+def test_without_haproxy_nothing_more_is_read_of_him() -> None:
+    asked: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    async def scenario() -> bytes:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            config = uvicorn.Config(
+                BufferedBodies(app), lifespan="off", log_level="critical", http="httptools", interface="asgi3"
+            )
+            server = uvicorn.Server(config)
+            serving = asyncio.create_task(server._serve([listening]))
+            try:
+                reader, writer = await asyncio.open_connection(*listening.getsockname())
+                wants = b"Connection: upgrade\r\nUpgrade: other\r\nContent-Length: %d\r\n\r\n" % len(INSIDE)
+                writer.write(b"PUT /one HTTP/1.1\r\nHost: x\r\n" + wants)
+                heard = await reader.readuntil(b"\r\n\r\n")
+                with suppress(ConnectionError):
+                    writer.write(INSIDE)
+                    heard += await reader.read()  # until it is closed
+                return heard
+            finally:
+                writer.close()
+                server.should_exit = True
+                await serving
+
+    assert asyncio.run(scenario()).count(b"HTTP/1.1 200") == 1
+    assert asked == ["/one"]

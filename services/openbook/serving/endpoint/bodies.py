@@ -63,7 +63,7 @@ class BufferedBodies:
         self._n_bytes_held = 0  # of those that need room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope, send = _legible(scope), _with_one_request_id(send)
+        scope, send = _legible(scope), _mended(scope, send)
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -168,14 +168,18 @@ class BufferedBodies:
             self._n_bytes_held -= n_bytes
 
 
-def _with_one_request_id(send: Send) -> Send:
-    """Of a reply with an id of its own Serve, which stands between, does not know, and adds another one."""
+def _mended(scope: Scope, send: Send) -> Send:
+    """Of a reply with an id of its own Serve, which stands between, does not know, and adds another one. And uvicorn
+    takes the body of who asks for another protocol for the next request: no other is read over his connection.
+    """
+    is_last = scope["type"] == "http" and any(name == b"upgrade" for name, _ in scope["headers"])
 
     async def send_one(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = list(message["headers"])
             ids = [i for i, (name, _) in enumerate(headers) if name.lower() == b"x-request-id"]
-            message = {**message, "headers": [each for i, each in enumerate(headers) if i not in ids[1:]]}
+            kept = [each for i, each in enumerate(headers) if i not in ids[1:]]
+            message = {**message, "headers": [*kept, (b"connection", b"close")] if is_last else kept}
         await send(message)
 
     return send_one
