@@ -52,6 +52,7 @@ from openbook.errors import (
     ShardUnavailable,
     Unauthenticated,
 )
+from openbook.processes import free_port
 from openbook.rag.answer import Alternative, Evidence, Label
 from openbook.serving.endpoint.messages import (
     answer_to_proto,
@@ -588,6 +589,12 @@ def test_a_port_that_is_not_an_endpoints_grpc_port_is_said_to_be_another(kind: A
     hint = r"is that an endpoint's gRPC port \(.* 9000 .*\), .* or does a proxy refuse\?"
     with speaking(talk) as address, pytest.raises(OpenbookError, match=hint):
         kind(address, timeout_s=5, retries=False).answer("who")
+
+
+@CLIENTS
+def test_where_nobody_listens_it_is_said(kind: Any) -> None:
+    with pytest.raises(ShardUnavailable, match=r"Connection refused; nobody listens there: does the endpoint run"):
+        kind(f"127.0.0.1:{free_port()}", timeout_s=5, retries=False).answer("who")
 
 
 @CLIENTS

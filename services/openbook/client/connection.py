@@ -31,6 +31,7 @@ TOO_LARGE = "message larger than max"
 HINTS = {
     wire.OTHERS: "is that an endpoint's gRPC port (serving.grpc_port, 9000 by default), or one of another version, "
     "or does a proxy refuse?",
+    re.compile("failed to connect to all.*refused"): "nobody listens there: does the endpoint run (openbook up)?",
     re.compile("failed to connect to all.*Socket closed"): "it may want TLS: tls or tls_ca, --tls or --tls-ca",
     re.compile("TSI_DATA_CORRUPTED"): "it may want a certificate of yours, of an authority that it trusts: tls_cert, "
     "--tls-cert",
