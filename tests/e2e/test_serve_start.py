@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def test_arguments_are_checked_before_anything_is_deployed() -> None:
-    with pytest.raises(InvalidConfig, match=r"serve args: serving\.topologie: Extra"):
+    with pytest.raises(InvalidConfig, match=r"serve args: serving\.topologie: no such key"):
         build({"serving": {"topologie": "split"}})
     with pytest.raises(InvalidConfig, match=r"index\.addresses or index\.discover must name at least one server"):
         build({"cache": {"url": "redis://127.0.0.1"}, "access": {"allow_anonymous": True}})
